@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// What kernels need of torch's stable ABI: tensors, dtype dispatch, threads, the trace.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <optional>
+
+#include "simd.h"
+
+// Says which of its variants a kernel took; `metalcore.trace()` reads it after the call.
+extern thread_local const char* metalcore_variant;
+
+namespace metalcore::cpu {
+
+using torch::headeronly::ScalarType;
+using torch::stable::new_empty;
+using torch::stable::parallel_for;
+using torch::stable::Tensor;
+
+// Elements per task. Below this, starting a thread costs more than it saves.
+constexpr int64_t kGrainElements = 16 * 1024;
+
+inline int64_t grain_rows(int64_t row_elements) {
+  return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, row_elements));
+}
+
+inline Tensor dense(const Tensor& x) {
+  return x.is_contiguous() ? x : torch::stable::contiguous(x);
+}
+
+template <typename T>
+const T* data(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+
+template <typename T>
+T* mutable_data(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+// An unwritten tensor of x's shape and dtype. The C library maps blocks of 32 MiB and more anew for
+// each call; in huge pages their first touch takes 1/512 of the page faults.
+inline Tensor empty_like(const Tensor& x) {
+  Tensor y = torch::stable::empty_like(x);
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(y.const_data_ptr());
+  const uintptr_t end = begin + y.numel() * y.element_size();
+  if (end - begin >= 16 * kPage) {
+    const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+    // Advice: where it is not taken, the pages stay small.
+    madvise(reinterpret_cast<void*>(first), end / kPage * kPage - first, MADV_HUGEPAGE);
+  }
+#endif
+  return y;
+}
+
+// Calls body(T()) with the C++ type of a floating dtype.
+template <typename Body>
+auto dispatch_float(ScalarType dtype, const char* op, Body body) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return body(float());
+    case ScalarType::Double:
+      return body(double());
+    case ScalarType::Half:
+      return body(simd::Half());
+    case ScalarType::BFloat16:
+      return body(simd::BFloat16());
+    default:
+      STD_TORCH_CHECK(false, op, ": the dtype must be float32, float64, float16 or bfloat16");
+  }
+}
+
+inline ScalarType accumulate_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+}  // namespace metalcore::cpu

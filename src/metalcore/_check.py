@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Argument checks. The only place where error text is built.
+
+A message names the op, what is required, what came and, if there is one, the way out.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def shape(x: Tensor | None) -> str:
+    """`x`'s shape as error messages print it."""
+    return "None" if x is None else str(list(x.shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def expect(condition: bool, op: str, message: str) -> None:
+    """Raise `ValueError: <op>: <message>` unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{op}: {message}")
+
+
+def expect_float(op: str, **tensors: Tensor | None) -> None:
+    """Each tensor must be of a floating type that metalcore computes in."""
+    for name, x in tensors.items():
+        if x is not None and x.dtype not in FLOATS:
+            raise TypeError(
+                f"{op}: {name} must be float32, float64, float16 or bfloat16, "
+                f"got {dtype_name(x.dtype)}; convert it with {name}.float()"
+            )
+
+
+def expect_same_device(op: str, **tensors: Tensor | None) -> None:
+    """All tensors must be on one device."""
+    places = {name: x.device for name, x in tensors.items() if x is not None}
+    if len(set(places.values())) > 1:
+        found = " and ".join(f"{name} on {device}" for name, device in places.items())
+        raise ValueError(f"{op}: all tensors must be on one device, got {found}; move them with .to()")
+
+
+def expect_shape(op: str, name: str, x: Tensor | None, size: Sequence[int]) -> None:
+    if x is not None and list(x.shape) != list(size):
+        raise ValueError(f"{op}: {name} must have the shape {list(size)}, got {shape(x)}")
+
+
+def expect_suffix(op: str, x: Tensor, name: str, size: Sequence[int]) -> None:
+    """The last dimensions of `x` must be `size`, the shape of `name`."""
+    rank = len(size)
+    if not 0 < rank <= x.dim() or x.shape[-rank:] != torch.Size(size):
+        which = "dimension" if rank == 1 else f"{rank} dimensions"
+        raise ValueError(
+            f"{op}: {name} must match the last {which} of x; got x {shape(x)} and {name} {list(size)}"
+        )
+
+
+def expect_positive(op: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{op}: {name} must be greater than 0, got {value}")
+
+
+def forbid_reference(op: str, x: Tensor) -> NoReturn:
+    raise RuntimeError(
+        f"{op}: no {x.device.type} kernel for {dtype_name(x.dtype)} runs here, and METALCORE_STRICT=1 "
+        "forbids the reference; `metalcore doctor` tells why, unset METALCORE_STRICT to allow it"
+    )

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Loads the compiled CPU kernels: one library per instruction set, chosen here, once.
+
+Whole libraries rather than functions are built per instruction set, so that no inline function
+compiled for a newer CPU can be linked into the code of an older one.
+"""
+
+import ctypes
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+# Best first. Each name is a library `_cpu_<name>.so` of the package.
+_SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon",)}
+_TORCH_NAME = {"AVX512": "avx512", "AVX2": "avx2"}
+
+isa: str | None = None
+"""The instruction set in use; None where no compiled kernels are loaded."""
+
+problem: str | None = None
+"""Why there are no compiled kernels, in words."""
+
+_library: ctypes.CDLL | None = None
+
+
+def usable_sets() -> tuple[str, ...]:
+    """Instruction sets this CPU can run, best first."""
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine().lower()
+    )
+    names = _SETS.get(machine, ())
+    if machine == "x86_64":
+        best = _TORCH_NAME.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+        names = names[names.index(best) :]
+    return names
+
+
+def built_sets() -> tuple[str, ...]:
+    """Instruction sets there is a library for."""
+    return tuple(sorted(_libraries()))
+
+
+def load() -> None:
+    """Load the best library there is, or the one METALCORE_CPU names (`none` for no library)."""
+    global isa, problem, _library
+    wanted = os.environ.get("METALCORE_CPU")
+    if wanted == "none":
+        problem = "METALCORE_CPU=none"
+        return
+    candidates = [s for s in usable_sets() if s in built_sets()]
+    if wanted is not None:
+        if wanted not in candidates:
+            raise ImportError(
+                f"metalcore: METALCORE_CPU must be one of {', '.join([*candidates, 'none'])} "
+                f"on this machine, got {wanted}"
+            )
+        candidates = [wanted]
+    if not candidates:
+        problem = "not built for this machine; build it with `pip install .` (needs a C++ compiler)"
+        return
+    path = _libraries()[candidates[0]]
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        problem = f"{path.name} does not load: {error}"
+        warnings.warn(f"metalcore: {problem}; ops run as the reference", stacklevel=2)
+        return
+    _library = ctypes.CDLL(str(path))
+    _library.metalcore_last_variant.restype = ctypes.c_char_p
+    _library.metalcore_build_info.restype = ctypes.c_char_p
+    isa = candidates[0]
+
+
+def last_variant() -> str:
+    """The variant the last CPU kernel on this thread chose."""
+    return "" if _library is None else str(_library.metalcore_last_variant().decode())
+
+
+def build_info() -> str:
+    """Compiler and target of the loaded library."""
+    return "" if _library is None else str(_library.metalcore_build_info().decode())
+
+
+def _libraries() -> dict[str, Path]:
+    # An editable install has the sources in one folder of the package and the libraries in another.
+    folders = sys.modules[__name__.partition(".")[0]].__path__
+    files = [file for folder in folders for file in Path(folder).glob("_cpu_*.so")]
+    return {file.stem.removeprefix("_cpu_"): file for file in files}

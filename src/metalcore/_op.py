@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Op: one operator of the `metalcore` library and what is attached to it."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore import _trace
+from metalcore._check import forbid_reference
+
+library = torch.library.Library("metalcore", "DEF")
+
+Function = Callable[..., Any]
+
+
+class Op:
+    """An operator: its schema, its reference (fallback, shape rule, truth for tests), its gradient."""
+
+    all: dict[str, "Op"] = {}
+
+    def __init__(self, schema: str) -> None:
+        self.name = schema.split("(", 1)[0]
+        self.schema = schema
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self._overload = getattr(torch.ops.metalcore, self.name).default
+        self._recorded: Any
+        self._transformed: Any
+        self.meaning: Function
+        Op.all[self.name] = self
+
+    def __call__(self, *args: Any) -> Any:
+        # Eager calls step around the dispatcher's autograd key, which costs 10 us without a
+        # gradient and 35 us with one; compilers and function transforms use what it holds.
+        if torch.compiler.is_compiling():
+            return self._overload(*args)
+        if torch._C._are_functorch_transforms_active():
+            return self._transformed.apply(*args)
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+            return self._recorded.apply(*args)
+        return self._below_autograd(*args)
+
+    def _below_autograd(self, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._overload(*args)
+
+    def reference(self, fn: Function) -> Function:
+        """Attach the meaning of the op, in plain torch."""
+
+        def run(*args: Any) -> Any:
+            x = next(a for a in args if isinstance(a, Tensor))
+            if _is_real(x):
+                if os.environ.get("METALCORE_STRICT") == "1":
+                    forbid_reference(self.name, x)
+                _trace.note("reference")
+            return fn(*args)
+
+        library.impl(self.name, run, "CompositeExplicitAutograd")
+        self.meaning = fn
+        return fn
+
+    def gradient(self, save: Function) -> Callable[[Function], Function]:
+        """Attach `fn(ctx, *output_grads)`, with `save(ctx, inputs, output)` run after the forward."""
+
+        def attach(fn: Function) -> Function:
+            torch.library.register_autograd(
+                f"metalcore::{self.name}", fn, setup_context=save, lib=library
+            )
+            below = self._below_autograd
+
+            class Recorded(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx: Any, *args: Any) -> Any:
+                    output = below(*args)
+                    save(ctx, args, output)
+                    return output
+
+                backward = staticmethod(fn)
+
+            # Function transforms want the two halves of forward apart, which is three times slower.
+            class Transformed(torch.autograd.Function):
+                generate_vmap_rule = True
+                forward = staticmethod(below)
+                setup_context = staticmethod(save)
+                backward = staticmethod(fn)
+
+            self._recorded, self._transformed = Recorded, Transformed
+            return fn
+
+        return attach
+
+    def differentiate_reference(self) -> None:
+        """Attach the gradient that autograd finds for the reference: for ops off the hot path."""
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)))
+            ctx.rest = [None if isinstance(a, Tensor) else a for a in inputs]
+            ctx.is_tensor = [isinstance(a, Tensor) for a in inputs]
+
+        @self.gradient(save=save)
+        def _(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            saved = iter(ctx.saved_tensors)
+            args = [next(saved) if t else r for t, r in zip(ctx.is_tensor, ctx.rest, strict=True)]
+            wanted = [i for i, need in enumerate(ctx.needs_input_grad) if need]
+            create_graph = torch.is_grad_enabled()
+            with torch.enable_grad():
+                # Views, because one input may be computed from another: each counts on its own.
+                args = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
+                outputs = self.meaning(*args)
+                pairs = [
+                    (o, g)
+                    for o, g in zip(outputs, grads, strict=True)
+                    if g is not None and o.requires_grad
+                ]
+                found = torch.autograd.grad(
+                    [o for o, _ in pairs],
+                    [args[i] for i in wanted],
+                    [g for _, g in pairs],
+                    create_graph=create_graph,
+                    allow_unused=True,
+                )
+            result: list[Tensor | None] = [None] * len(args)
+            for i, grad in zip(wanted, found, strict=True):
+                result[i] = grad
+            return tuple(result)
+
+
+def accumulate(x: Tensor) -> Tensor:
+    """`x` in the type sums are kept in: float32, or float64 for float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def accumulate_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _is_real(x: Tensor) -> bool:
+    """Whether `x` has data: fake and meta tensors only ask for shapes."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return x.device.type != "meta" and not isinstance(x, FakeTensor)

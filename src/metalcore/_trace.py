@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""trace(): which path computed each op."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from metalcore import _native
+
+
+class Record(NamedTuple):
+    """One call of one op. `seconds` is wall time, on a GPU including the wait for its result."""
+
+    op: str
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    variant: str
+    seconds: float
+
+
+_last = threading.local()
+
+
+def note(path: str, variant: str = "") -> None:
+    """Called by whatever computes an op, to say how."""
+    _last.how = (path, variant)
+
+
+class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
+    """Record every metalcore op that runs inside the block, on any thread of autograd.
+
+    Example:
+        >>> with metalcore.trace() as t:
+        ...     y = metalcore.rms_norm(x, weight)
+        >>> t.records[0].path
+        'cpu:avx2'
+        >>> print(t)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace != "metalcore":
+            return func(*args, **(kwargs or {}))
+        return self.measure(func, args, lambda: func(*args, **(kwargs or {})))
+
+    def measure(self, func: Any, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        """Run `call`, which computes `func`, and add its record."""
+        x = next(a for a in args if isinstance(a, Tensor))
+        _last.how = None
+        start = _now(x.device)
+        output = call()
+        seconds = _now(x.device) - start
+        path, variant = _last.how or (f"cpu:{_native.isa}", _native.last_variant())
+        self.records.append(
+            Record(
+                op=func.__name__.split(".")[0],
+                device=x.device.type,
+                dtype=str(x.dtype).removeprefix("torch."),
+                shape=tuple(x.shape),
+                path=path,
+                variant=variant,
+                seconds=seconds,
+            )
+        )
+        return output
+
+    @property
+    def paths(self) -> dict[str, set[str]]:
+        """The paths each op took."""
+        found: dict[str, set[str]] = {}
+        for record in self.records:
+            found.setdefault(record.op, set()).add(record.path)
+        return found
+
+    def __str__(self) -> str:
+        table = Table("op", "device", "dtype", "shape", "path", "variant", "ms")
+        for r in self.records:
+            shape = "x".join(map(str, r.shape))
+            table.add_row(
+                r.op, r.device, r.dtype, shape, r.path, r.variant, f"{r.seconds * 1e3:.3f}"
+            )
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get()
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()
