@@ -1,4 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""Fast primitives for PyTorch on Apple GPUs and any CPU. One line per op below."""
+
+from importlib.metadata import version as _version
+
 from metalcore import _native
-from metalcore._trace import trace
+from metalcore._trace import Record, trace
+from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm
+from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
+
+from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
+
+__version__ = _version("metalcore")
+
 _native.load()
+
+
+def has_metal_kernels() -> bool:
+    """Whether ops on `mps` tensors run Metal kernels here."""
+    import torch
+
+    return torch.backends.mps.is_available() and bool(metal.launch.PLANS)
+
+
+__all__ = [
+    "FusedAddRMSNorm",
+    "MetalRMSNorm",
+    "RMSNormFunction",
+    "Record",
+    "add_rms_norm",
+    "fused_add_rmsnorm",
+    "has_metal_kernels",
+    "metal",
+    "nn",
+    "rms_norm",
+    "trace",
+]

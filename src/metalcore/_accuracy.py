@@ -18,7 +18,7 @@ from metalcore._policy import policy
 
 def tolerance(op: str, dtype: torch.dtype, reduces_over: int) -> float:
     """The largest allowed `error` of a result of `op` in `dtype`."""
-    c = policy(op, "accuracy").get("c", 4.0)
+    c = policy(op.removesuffix("_").removesuffix("_backward"), "accuracy").get("c", 4.0)
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     return float(
         c * max(torch.finfo(dtype).eps, torch.finfo(sums).eps * math.sqrt(max(1, reduces_over)))

@@ -40,15 +40,30 @@ def expect_float(op: str, **tensors: Tensor | None) -> None:
 
 def expect_same_device(op: str, **tensors: Tensor | None) -> None:
     """All tensors must be on one device."""
-    places = {name: x.device for name, x in tensors.items() if x is not None}
-    if len(set(places.values())) > 1:
-        found = " and ".join(f"{name} on {device}" for name, device in places.items())
-        raise ValueError(f"{op}: all tensors must be on one device, got {found}; move them with .to()")
+    places = [(name, x.device) for name, x in tensors.items() if x is not None]
+    others = [place for place in places if place[1] != places[0][1]]
+    if others:
+        found = " and ".join(f"{name} on {device}" for name, device in (places[0], others[0]))
+        raise ValueError(
+            f"{op}: tensors must be on one device, got {found}; move them with .to()"
+        )
+
+
+def expect_same_dtype(op: str, **tensors: Tensor) -> None:
+    if len({x.dtype for x in tensors.values()}) > 1:
+        found = " and ".join(f"{name} {dtype_name(x.dtype)}" for name, x in tensors.items())
+        raise TypeError(f"{op}: all of these must have one dtype, got {found}; convert with .to()")
 
 
 def expect_shape(op: str, name: str, x: Tensor | None, size: Sequence[int]) -> None:
     if x is not None and list(x.shape) != list(size):
         raise ValueError(f"{op}: {name} must have the shape {list(size)}, got {shape(x)}")
+
+
+def expect_rank(op: str, x: Tensor, at_least: int) -> None:
+    if x.dim() < at_least:
+        dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"
+        raise ValueError(f"{op}: x must have at least {dimensions}, got {shape(x)}")
 
 
 def expect_suffix(op: str, x: Tensor, name: str, size: Sequence[int]) -> None:
@@ -57,7 +72,8 @@ def expect_suffix(op: str, x: Tensor, name: str, size: Sequence[int]) -> None:
     if not 0 < rank <= x.dim() or x.shape[-rank:] != torch.Size(size):
         which = "dimension" if rank == 1 else f"{rank} dimensions"
         raise ValueError(
-            f"{op}: {name} must match the last {which} of x; got x {shape(x)} and {name} {list(size)}"
+            f"{op}: {name} must match the last {which} of x; "
+            f"got x {shape(x)} and {name} {list(size)}"
         )
 
 
@@ -69,6 +85,6 @@ def expect_positive(op: str, **values: float) -> None:
 
 def forbid_reference(op: str, x: Tensor) -> NoReturn:
     raise RuntimeError(
-        f"{op}: no {x.device.type} kernel for {dtype_name(x.dtype)} runs here, and METALCORE_STRICT=1 "
-        "forbids the reference; `metalcore doctor` tells why, unset METALCORE_STRICT to allow it"
+        f"{op}: no {x.device.type} kernel for {dtype_name(x.dtype)} runs here, and "
+        "METALCORE_STRICT=1 forbids the reference; `metalcore doctor` tells what is missing"
     )

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ Function = Callable[..., Any]
 
 
 class Op:
-    """An operator: its schema, its reference (fallback, shape rule, truth for tests), its gradient."""
+    """An operator: its schema, its gradient, and its reference, which is the fallback, the rule for
+    shapes and the truth for tests."""
 
-    all: dict[str, "Op"] = {}
+    all: ClassVar[dict[str, "Op"]] = {}
 
     def __init__(self, schema: str) -> None:
         self.name = schema.split("(", 1)[0]
@@ -48,21 +49,21 @@ class Op:
 
     def reference(self, fn: Function) -> Function:
         """Attach the meaning of the op, in plain torch."""
-
-        def run(*args: Any) -> Any:
-            x = next(a for a in args if isinstance(a, Tensor))
-            if _is_real(x):
-                if os.environ.get("METALCORE_STRICT") == "1":
-                    forbid_reference(self.name, x)
-                _trace.note("reference")
-            return fn(*args)
-
-        library.impl(self.name, run, "CompositeExplicitAutograd")
         self.meaning = fn
+        library.impl(self.name, self.run_reference, "CompositeExplicitAutograd")
         return fn
 
+    def run_reference(self, *args: Any) -> Any:
+        """Compute the op by its meaning: what happens where no kernel takes it."""
+        x = next(a for a in args if isinstance(a, Tensor))
+        if _is_real(x):
+            if os.environ.get("METALCORE_STRICT") == "1":
+                forbid_reference(self.name, x)
+            _trace.note("reference")
+        return self.meaning(*args)
+
     def gradient(self, save: Function) -> Callable[[Function], Function]:
-        """Attach `fn(ctx, *output_grads)`, with `save(ctx, inputs, output)` run after the forward."""
+        """Attach `fn(ctx, *output_grads)`; `save(ctx, inputs, output)` runs after the forward."""
 
         def attach(fn: Function) -> Function:
             torch.library.register_autograd(
@@ -87,9 +88,21 @@ class Op:
                 backward = staticmethod(fn)
 
             self._recorded, self._transformed = Recorded, Transformed
+            torch.library.register_vmap(f"metalcore::{self.name}", self._one_by_one, lib=library)
             return fn
 
         return attach
+
+    def _one_by_one(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """The rule for vmap: one call per sample."""
+        calls = [
+            self._below_autograd(
+                *(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))
+            )
+            for i in range(info.batch_size)
+        ]
+        outputs = tuple(torch.stack(samples) for samples in zip(*calls, strict=True))
+        return outputs, (0,) * len(outputs)
 
     def differentiate_reference(self) -> None:
         """Attach the gradient that autograd finds for the reference: for ops off the hot path."""

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
-// One native register of float or double, and its conversions from and to the storage types.
+// Two native registers of float or double, and their conversions from and to the storage types.
 //
-// Registers are the compiler's vector types, so + - * / work on them and the same source serves
-// every instruction set. Only half needs intrinsics: compilers do not convert it in vectors.
+// Registers are the compiler's vector types, so the same source serves every instruction set. Only
+// conversions of half are intrinsics, and stores past the caches.
+//
+// A Pair holds the next kStep<T> elements of an array of T in an order of T's own: bfloat16 has the
+// even ones in the first register and the odd ones in the second, which needs no shuffles. Arrays
+// of one type agree in it; slot<T>() tells it to code that mixes types.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -45,7 +49,31 @@ using Vec = std::conditional_t<std::is_same_v<A, double>, DoubleVec, FloatVec>;
 template <typename A>
 constexpr int64_t kLanes = MC_REGISTER_BYTES / sizeof(A);
 
-// How many lanes of a register an access touches: all of them, or the first few at a row's end.
+// Elements in a Pair.
+template <typename T>
+constexpr int64_t kStep = 2 * kLanes<Acc<T>>;
+
+template <typename A>
+struct Pair {
+  Vec<A> first, second;
+
+  Pair operator+(Pair o) const { return {first + o.first, second + o.second}; }
+  Pair operator-(Pair o) const { return {first - o.first, second - o.second}; }
+  Pair operator*(Pair o) const { return {first * o.first, second * o.second}; }
+  Pair operator*(A s) const { return {first * s, second * s}; }
+  void operator+=(Pair o) {
+    first += o.first;
+    second += o.second;
+  }
+};
+
+// Where element i of kStep<T> consecutive ones stands in a Pair.
+template <typename T>
+constexpr int64_t slot(int64_t i) {
+  return std::is_same_v<T, BFloat16> ? i % 2 * kLanes<float> + i / 2 : i;
+}
+
+// How many elements an access touches: a whole Pair, or the first few of one at a row's end.
 struct All {};
 struct First {
   int64_t count;
@@ -59,18 +87,7 @@ inline To bits_as(const From& from) {
   return to;
 }
 
-inline FloatVec widen(HalfBits raw, BFloat16) {
-  return bits_as<FloatVec>(__builtin_convertvector(raw, Bits) << 16);
-}
-
-inline HalfBits narrow(FloatVec v, BFloat16) {
-  const Bits b = bits_as<Bits>(v);
-  const Bits rounded = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
-  const Bits is_number = bits_as<Bits>(v == v);
-  return __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), HalfBits);
-}
-
-inline FloatVec widen(HalfBits raw, Half) {
+inline FloatVec widen(HalfBits raw) {
 #if defined(__AVX512F__)
   return (FloatVec)_mm512_cvtph_ps((__m256i)raw);
 #elif defined(__AVX2__)
@@ -84,7 +101,7 @@ inline FloatVec widen(HalfBits raw, Half) {
 #endif
 }
 
-inline HalfBits narrow(FloatVec v, Half) {
+inline HalfBits narrow(FloatVec v) {
 #if defined(__AVX512F__)
   return (HalfBits)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__AVX2__)
@@ -98,70 +115,137 @@ inline HalfBits narrow(FloatVec v, Half) {
 #endif
 }
 
-template <typename T>
-inline Vec<Acc<T>> load(const T* p, All = {}) {
-  if constexpr (std::is_same_v<T, Acc<T>>) {
-    Vec<T> v;
-    std::memcpy(&v, p, sizeof(v));
-    return v;
-  } else {
-    HalfBits raw;
-    std::memcpy(&raw, p, sizeof(raw));
-    return widen(raw, T());
-  }
+// v rounded to the nearest bfloat16, ties to even, in the upper halves; the lower ones are rubbish.
+inline Bits round_to_bfloat16(FloatVec v) {
+  const Bits b = bits_as<Bits>(v);
+  // Rounding up could turn a NaN into a number.
+  return v == v ? b + 0x7fff + ((b >> 16) & 1) : Bits{} + 0x7fc00000;
+}
+
+// Vectors are loaded and stored one by one: gcc keeps a struct that is copied whole in memory.
+template <typename V>
+inline V load_as(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 
 template <typename T>
-inline void store(T* p, Vec<Acc<T>> v, All = {}) {
-  if constexpr (std::is_same_v<T, Acc<T>>) {
-    std::memcpy(p, &v, sizeof(v));
+inline Pair<Acc<T>> load(const T* p, All = {}) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const Bits raw = load_as<Bits>(p);
+    return {bits_as<FloatVec>(raw << 16), bits_as<FloatVec>(raw & 0xffff0000)};
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return {widen(load_as<HalfBits>(p)), widen(load_as<HalfBits>(p + kLanes<float>))};
   } else {
-    const HalfBits raw = narrow(v, T());
+    return {load_as<Vec<T>>(p), load_as<Vec<T>>(p + kLanes<T>)};
+  }
+}
+
+inline Bits encode(Pair<float> v, BFloat16) {
+  return (round_to_bfloat16(v.first) >> 16) | (round_to_bfloat16(v.second) & 0xffff0000);
+}
+
+template <typename T>
+inline void store(T* p, Pair<Acc<T>> v, All = {}) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const Bits raw = encode(v, T());
     std::memcpy(p, &raw, sizeof(raw));
+  } else if constexpr (std::is_same_v<T, Half>) {
+    const HalfBits low = narrow(v.first), high = narrow(v.second);
+    std::memcpy(p, &low, sizeof(low));
+    std::memcpy(p + kLanes<float>, &high, sizeof(high));
+  } else {
+    std::memcpy(p, &v.first, sizeof(v.first));
+    std::memcpy(p + kLanes<T>, &v.second, sizeof(v.second));
   }
 }
 
-// The lanes past `first` read as zero.
+// The elements past `first` read as zero.
 template <typename T>
-inline Vec<Acc<T>> load(const T* p, First first) {
-  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kLanes<Acc<T>>] = {};
+inline Pair<Acc<T>> load(const T* p, First first) {
+  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kStep<T>] = {};
   std::memcpy(part, p, sizeof(T) * first.count);
   return load(reinterpret_cast<const T*>(part));
 }
 
 template <typename T>
-inline void store(T* p, Vec<Acc<T>> v, First first) {
-  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kLanes<Acc<T>>];
+inline void store(T* p, Pair<Acc<T>> v, First first) {
+  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kStep<T>];
   store(reinterpret_cast<T*>(part), v);
   std::memcpy(p, part, sizeof(T) * first.count);
 }
 
-// Calls body(i, All{}) for each whole register of a row of n, then body(i, First{rest}).
-template <typename A, typename Body>
-inline void for_each_register(int64_t n, Body body) {
+#if defined(__AVX2__)
+template <typename V>
+inline void stream_register(void* p, V v) {
+  if constexpr (sizeof(V) == 64) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
+#endif
+  } else if constexpr (sizeof(V) == 32) {
+    _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v);
+  } else {
+    _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)v);
+  }
+}
+#endif
+
+// Past the caches, to memory: saves reading the old contents of lines that are overwritten whole.
+// p must be aligned to a register, which may be half a Pair.
+template <typename T>
+inline void stream(T* p, Pair<Acc<T>> v) {
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    stream_register(p, encode(v, T()));
+  } else if constexpr (std::is_same_v<T, Half>) {
+    stream_register(p, narrow(v.first));
+    stream_register(p + kLanes<float>, narrow(v.second));
+  } else {
+    stream_register(p, v.first);
+    stream_register(p + kLanes<T>, v.second);
+  }
+#else
+  store(p, v);
+#endif
+}
+
+// v as it reads back after it was stored as T.
+template <typename T>
+inline Pair<Acc<T>> rounded(Pair<Acc<T>> v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return {bits_as<FloatVec>(round_to_bfloat16(v.first) & 0xffff0000),
+            bits_as<FloatVec>(round_to_bfloat16(v.second) & 0xffff0000)};
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return {widen(narrow(v.first)), widen(narrow(v.second))};
+  } else {
+    return v;
+  }
+}
+
+// Calls body(i, All{}) for each whole Pair of a row of n, then body(i, First{rest}).
+template <typename T, typename Body>
+inline void for_each_pair(int64_t n, Body body) {
   int64_t i = 0;
-  for (; i + kLanes<A> <= n; i += kLanes<A>) body(i, All{});
+  for (; i + kStep<T> <= n; i += kStep<T>) body(i, All{});
   if (i < n) body(i, First{n - i});
 }
 
-// Sum over a row of n of term(i, lanes), in an order that depends on n alone.
-template <typename A, typename Term>
-inline A sum_over(int64_t n, Term term) {
-  // Four chains hide the latency of an addition.
-  constexpr int64_t kStep = kLanes<A>;
-  Vec<A> s0 = {}, s1 = {}, s2 = {}, s3 = {};
+// Sum over a row of n of term(i, elements), in an order that depends on n alone.
+template <typename T, typename Term>
+inline Acc<T> sum_over(int64_t n, Term term) {
+  // Two pairs: four chains hide the latency of an addition.
+  Pair<Acc<T>> even = {}, odd = {};
   int64_t i = 0;
-  for (; i + 4 * kStep <= n; i += 4 * kStep) {
-    s0 += term(i, All{});
-    s1 += term(i + kStep, All{});
-    s2 += term(i + 2 * kStep, All{});
-    s3 += term(i + 3 * kStep, All{});
+  for (; i + 2 * kStep<T> <= n; i += 2 * kStep<T>) {
+    even += term(i, All{});
+    odd += term(i + kStep<T>, All{});
   }
-  for (; i + kStep <= n; i += kStep) s0 += term(i, All{});
-  if (i < n) s1 += term(i, First{n - i});
-  const Vec<A> s = (s0 + s1) + (s2 + s3);
-  A total = 0;
-  for (int64_t lane = 0; lane < kStep; ++lane) total += s[lane];
+  for_each_pair<T>(n - i, [&](int64_t j, auto elements) { even += term(i + j, elements); });
+  const Pair<Acc<T>> both = even + odd;
+  const auto lanes = both.first + both.second;
+  Acc<T> total = 0;
+  for (int64_t lane = 0; lane < kLanes<Acc<T>>; ++lane) total += lanes[lane];
   return total;
 }
 

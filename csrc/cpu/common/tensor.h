@@ -82,6 +82,13 @@ auto dispatch_float(ScalarType dtype, const char* op, Body body) {
   }
 }
 
+template <typename T>
+constexpr ScalarType dtype_of() {
+  if (std::is_same_v<T, float>) return ScalarType::Float;
+  if (std::is_same_v<T, double>) return ScalarType::Double;
+  return std::is_same_v<T, simd::Half> ? ScalarType::Half : ScalarType::BFloat16;
+}
+
 inline ScalarType accumulate_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }

@@ -10,8 +10,6 @@
 namespace metalcore::cpu {
 namespace {
 
-using simd::Acc;
-
 // Blocks of rows that each sum dweight on their own. Fixed by the shape, never by the number of
 // threads, so that the result is the same for any number of them.
 constexpr int64_t kRowsPerBlock = 8;
@@ -26,60 +24,58 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> we
   dispatch_float(x.scalar_type(), "rms_norm", [&](auto type) {
     using T = decltype(type);
     using A = Acc<T>;
-    const Scale<A> scale(weight, weight_offset, n, "rms_norm");
+    const Scale<T> scale(weight, weight_offset, n, "rms_norm");
     const T* xp = data<T>(x);
     T* yp = mutable_data<T>(y);
     A* rp = mutable_data<A>(rstd);
+    const bool streams = streams_past_cache<T>(y, n);
+    metalcore_variant = streams ? "rows_streamed" : "rows";
     parallel_for(0, rstd.numel(), grain_rows(n), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const T* row = xp + r * n;
-        const A sum = simd::sum_over<A>(n, [&](int64_t i, auto lanes) {
-          const auto v = simd::load(row + i, lanes);
+        const A sum = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+          const auto v = simd::load(row + i, elements);
           return v * v;
         });
         rp[r] = reciprocal_rms(sum, n, A(eps));
-        scale_row(row, rp[r], scale.get(), n, yp + r * n);
+        scale_row(row, rp[r], scale.get(), n, yp + r * n, streams);
       }
     });
   });
-  metalcore_variant = "rows";
   return {y, rstd};
 }
 
-template <typename T, typename A = Acc<T>>
-void rms_norm_backward_row(const T* dy, const T* x, const A* scale, A rstd, const T* dsum,
-                           int64_t n, T* dx, A* dweight) {
-  const A dot = simd::sum_over<A>(n, [&](int64_t i, auto lanes) {
-    return simd::load(dy + i, lanes) * simd::load(scale + i, lanes) * simd::load(x + i, lanes);
+template <typename T>
+void rms_norm_backward_row(const T* dy, const T* x, const Acc<T>* scale, Acc<T> rstd,
+                           const T* dsum, int64_t n, T* dx, bool streams, Acc<T>* dweight) {
+  const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+    return simd::load(dy + i, elements) * load_scale<T>(scale + i, elements) *
+           simd::load(x + i, elements);
   });
-  const A pull = dot * rstd * rstd / A(n);
-  simd::for_each_register<A>(n, [&](int64_t i, auto lanes) {
-    const auto g = simd::load(dy + i, lanes), v = simd::load(x + i, lanes);
-    auto d = (g * simd::load(scale + i, lanes) - v * pull) * rstd;
-    if (dsum) d += simd::load(dsum + i, lanes);
-    simd::store(dx + i, d, lanes);
-    if (dweight) {
-      simd::store(dweight + i, simd::load(dweight + i, lanes) + g * (v * rstd), lanes);
-    }
+  const Acc<T> pull = dot * rstd * rstd / Acc<T>(n);
+  write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
+    const auto g = simd::load(dy + i, elements), v = simd::load(x + i, elements);
+    auto d = (g * load_scale<T>(scale + i, elements) - v * pull) * rstd;
+    if (dsum) d += simd::load(dsum + i, elements);
+    put(dx + i, d);
+    if (dweight) simd::store(dweight + i, simd::load(dweight + i) + g * (v * rstd));
   });
 }
 
-// dweight[i] = sum over blocks, in order, of partial[block, i]
-template <typename A>
-void sum_blocks(const A* partial, int64_t blocks, int64_t n, Tensor& dweight) {
+// dweight[i] = sum over blocks, in order, of partial[block, i]; partial is in the order of T.
+template <typename T>
+void sum_blocks(Acc<T>* partial, int64_t blocks, int64_t width, int64_t n, Tensor& dweight) {
+  for (int64_t b = 1; b < blocks; ++b) {
+    const Acc<T>* block = partial + b * width;
+    for (int64_t i = 0; i < width; ++i) partial[i] += block[i];
+  }
   dispatch_float(dweight.scalar_type(), "rms_norm_backward", [&](auto type) {
     using W = decltype(type);
+    constexpr int64_t kStep = simd::kStep<T>;
     W* out = mutable_data<W>(dweight);
-    const int64_t lanes_at_once = simd::kLanes<A>;
-    const int64_t groups = (n + lanes_at_once - 1) / lanes_at_once;
-    const int64_t grain = grain_rows(blocks * lanes_at_once);
-    parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin * lanes_at_once; i < std::min(n, end * lanes_at_once); ++i) {
-        A sum = 0;
-        for (int64_t b = 0; b < blocks; ++b) sum += partial[b * n + i];
-        out[i] = static_cast<W>(sum);
-      }
-    });
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = static_cast<W>(partial[i / kStep * kStep + simd::slot<T>(i % kStep)]);
+    }
   });
 }
 
@@ -101,8 +97,12 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
   dispatch_float(x.scalar_type(), "rms_norm_backward", [&](auto type) {
     using T = decltype(type);
     using A = Acc<T>;
-    const Scale<A> scale(weight, weight_offset, n, "rms_norm_backward");
-    std::vector<A> partial(sums ? blocks * n : 0);
+    const Scale<T> scale(weight, weight_offset, n, "rms_norm_backward");
+    // Whole Pairs per block, so that a row's end can be added without care.
+    const int64_t width = (n + simd::kStep<T> - 1) / simd::kStep<T> * simd::kStep<T>;
+    std::vector<A> partial(sums ? blocks * width : 0);
+    const bool streams = streams_past_cache<T>(dx, n);
+    metalcore_variant = streams ? "blocks_streamed" : "blocks";
     const T* dyp = data<T>(dy);
     const T* xp = data<T>(x);
     const T* sp = dsum ? data<T>(*dsum) : nullptr;
@@ -111,17 +111,16 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
     const int64_t grain = grain_rows(n * rows_per_block);
     parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
-        A* sum = sums ? partial.data() + b * n : nullptr;
+        A* sum = sums ? partial.data() + b * width : nullptr;
         const int64_t last = std::min(rows, (b + 1) * rows_per_block);
         for (int64_t r = b * rows_per_block; r < last; ++r) {
           rms_norm_backward_row(dyp + r * n, xp + r * n, scale.get(), rp[r],
-                                sp ? sp + r * n : nullptr, n, dxp + r * n, sum);
+                                sp ? sp + r * n : nullptr, n, dxp + r * n, streams, sum);
         }
       }
     });
-    if (sums) sum_blocks(partial.data(), blocks, n, dweight);
+    if (sums) sum_blocks<T>(partial.data(), blocks, width, n, dweight);
   });
-  metalcore_variant = "blocks";
   return {dx, dweight};
 }
 

@@ -9,53 +9,96 @@
 
 namespace metalcore::cpu {
 
-// weight_offset + weight (1 where there is no weight), [n], in the accumulation type A.
-template <typename A>
+using simd::Acc;
+
+// weight_offset + weight (1 where there is no weight), [n], in the order of Pairs of T.
+template <typename T>
 class Scale {
  public:
   Scale(const std::optional<Tensor>& weight, double offset, int64_t n, const char* op) {
     if (!weight) {
-      copy_.assign(n, A(1));
+      copy_.assign(padded(n), 1);
       return;
     }
     const Tensor w = dense(*weight);
+    if (std::is_same_v<T, Acc<T>> && w.scalar_type() == dtype_of<T>() && offset == 0) {
+      keep_ = w;
+      values_ = data<Acc<T>>(w);
+      return;
+    }
+    copy_.resize(padded(n));
     dispatch_float(w.scalar_type(), op, [&](auto type) {
       using W = decltype(type);
-      if constexpr (std::is_same_v<W, A>) {
-        if (offset == 0) {
-          keep_ = w;
-          return;
-        }
-      }
-      copy_.resize(n);
       const W* from = data<W>(w);
-      if constexpr (std::is_same_v<simd::Acc<W>, A>) {
-        simd::for_each_register<A>(n, [&](int64_t i, auto lanes) {
-          simd::store(copy_.data() + i, simd::load(from + i, lanes) + A(offset), lanes);
+      if constexpr (std::is_same_v<W, T>) {
+        simd::for_each_pair<T>(n, [&](int64_t i, auto elements) {
+          simd::store(copy_.data() + i, simd::load(from + i, elements) + splat(offset));
         });
       } else {
-        for (int64_t i = 0; i < n; ++i) copy_[i] = A(from[i]) + A(offset);
+        for (int64_t i = 0; i < n; ++i) {
+          copy_[i / kStep * kStep + simd::slot<T>(i % kStep)] = Acc<T>(from[i]) + Acc<T>(offset);
+        }
       }
     });
   }
 
-  const A* get() const { return keep_ ? data<A>(*keep_) : copy_.data(); }
+  const Acc<T>* get() const { return keep_ ? values_ : copy_.data(); }
 
  private:
+  static constexpr int64_t kStep = simd::kStep<T>;
+  static int64_t padded(int64_t n) { return (n + kStep - 1) / kStep * kStep; }
+  static simd::Pair<Acc<T>> splat(double v) {
+    const simd::Vec<Acc<T>> lanes = simd::Vec<Acc<T>>{} + Acc<T>(v);
+    return {lanes, lanes};
+  }
+
   std::optional<Tensor> keep_;
-  std::vector<A> copy_;
+  const Acc<T>* values_ = nullptr;
+  std::vector<Acc<T>> copy_;
 };
+
+// The scale of the elements of a Pair of T. Copies are whole Pairs; only natural order ends early.
+template <typename T, typename Elements>
+simd::Pair<Acc<T>> load_scale(const Acc<T>* scale, Elements elements) {
+  if constexpr (std::is_same_v<T, Acc<T>>) {
+    return simd::load(scale, elements);
+  } else {
+    return simd::load(scale);
+  }
+}
 
 template <typename A>
 A reciprocal_rms(A sum_of_squares, int64_t n, A eps) {
   return 1 / std::sqrt(sum_of_squares / A(n) + eps);
 }
 
+// Calls body(i, elements, put) along a row, where put(p, v) stores: past the caches if `streams`.
+template <typename T, typename Body>
+void write_row(int64_t n, bool streams, Body body) {
+  if (streams) {
+    const auto put = [](T* p, auto v) { simd::stream(p, v); };
+    for (int64_t i = 0; i < n; i += simd::kStep<T>) body(i, simd::All{}, put);
+  } else {
+    simd::for_each_pair<T>(n, [&](int64_t i, auto elements) {
+      body(i, elements, [&](T* p, auto v) { simd::store(p, v, elements); });
+    });
+  }
+}
+
+// Whether rows of n of an output should go past the caches: they would not stay there anyway, and
+// each row is a whole number of Pairs. 16 MiB: 1.3x for float32 on a 32 MiB cache.
+template <typename T>
+bool streams_past_cache(const Tensor& y, int64_t n) {
+  constexpr int64_t kManyBytes = 16 << 20;
+  return y.numel() * int64_t(sizeof(T)) >= kManyBytes && n % simd::kStep<T> == 0 &&
+         reinterpret_cast<uintptr_t>(y.const_data_ptr()) % MC_REGISTER_BYTES == 0;
+}
+
 // y = x * rstd * scale, [n]
-template <typename T, typename A = simd::Acc<T>>
-void scale_row(const T* x, A rstd, const A* scale, int64_t n, T* y) {
-  simd::for_each_register<A>(n, [&](int64_t i, auto lanes) {
-    simd::store(y + i, simd::load(x + i, lanes) * rstd * simd::load(scale + i, lanes), lanes);
+template <typename T>
+void scale_row(const T* x, Acc<T> rstd, const Acc<T>* scale, int64_t n, T* y, bool streams) {
+  write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
+    put(y + i, simd::load(x + i, elements) * rstd * load_scale<T>(scale + i, elements));
   });
 }
 

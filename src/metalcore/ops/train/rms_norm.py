@@ -10,6 +10,7 @@ from torch import Tensor
 from metalcore._check import (
     expect_float,
     expect_positive,
+    expect_rank,
     expect_same_device,
     expect_shape,
     expect_suffix,
@@ -51,7 +52,7 @@ def rms_norm(
         >>> y = metalcore.rms_norm(torch.randn(2, 5, 1025), torch.ones(1025), eps=1e-6)
     """
     rows, flat = as_rows("rms_norm", x, weight, normalized_shape)
-    y = _forward(rows, flat, resolve_eps("rms_norm", x, eps), weight_offset)[0]
+    y: Tensor = _forward(rows, flat, resolve_eps("rms_norm", x, eps), float(weight_offset))[0]
     return y if rows is x else y.view(x.shape)
 
 
@@ -77,7 +78,7 @@ def as_rows(
         expect_suffix(op, x, "weight", weight.shape)
         rank = weight.dim()
     else:
-        expect_suffix(op, x, "normalized_shape", x.shape[-1:])
+        expect_rank(op, x, 1)
         rank = 1
     if rank == 1:
         return x, weight
@@ -92,7 +93,10 @@ def resolve_eps(op: str, x: Tensor, eps: float | None) -> float:
 
 
 @_forward.reference
-def _(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> tuple[Tensor, Tensor]:
+def normalise(
+    x: Tensor, weight: Tensor | None, eps: float, weight_offset: float
+) -> tuple[Tensor, Tensor]:
+    """What rms_norm means, in plain torch: y and rstd."""
     a = accumulate(x)
     rstd = torch.rsqrt(a.square().mean(-1) + eps)
     y = a * rstd[..., None]

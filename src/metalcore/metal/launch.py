@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Launch: one kernel call as a value. Plans make them, `run` executes them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore import _trace
+from metalcore._op import Op
+from metalcore._op import library as op_library
+from metalcore._policy import policy
+from metalcore.metal import source
+
+SIMD_WIDTH = 32
+MAX_THREADS_PER_GROUP = 1024
+MAX_BUFFERS = 31
+MAX_THREADGROUP_BYTES = 32 * 1024
+
+MSL_TYPE = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}
+
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call of kernel `<function>_<variant>` of `file` over `threads`, in groups of `group`.
+
+    Raises ValueError on creation where Metal would refuse the call or misread an argument.
+    """
+
+    file: str
+    function: str
+    variant: str
+    args: tuple[Any, ...]
+    threads: Size
+    group: Size
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.function}_{self.variant}"
+
+    def __post_init__(self) -> None:
+        declared = source.signature(self.file, self.function)
+        size = prod(self.group)
+        self._require(min(self.threads) > 0, "a non-empty grid", f"{self.threads}")
+        self._require(
+            0 < size <= MAX_THREADS_PER_GROUP,
+            f"1 to {MAX_THREADS_PER_GROUP} threads per group",
+            f"{self.group}",
+        )
+        self._require(
+            not declared.has_collectives or size % SIMD_WIDTH == 0,
+            f"groups of a multiple of {SIMD_WIDTH} threads, because it uses collectives",
+            f"{self.group}",
+        )
+        self._require(
+            len(self.args) <= MAX_BUFFERS, f"at most {MAX_BUFFERS} buffers", f"{len(self.args)}"
+        )
+        self._require(
+            declared.threadgroup_bytes <= MAX_THREADGROUP_BYTES,
+            f"at most {MAX_THREADGROUP_BYTES} bytes of threadgroup memory",
+            f"{declared.threadgroup_bytes}",
+        )
+        self._require(
+            len(self.args) == len(declared.parameters),
+            f"{len(declared.parameters)} arguments",
+            f"{len(self.args)}",
+        )
+        for parameter, value in zip(declared.parameters, self.args, strict=True):
+            self._require(
+                _fits(parameter, value),
+                f"{parameter.name} as {parameter.type}{'' if parameter.is_scalar else '*'}",
+                f"{value.dtype} tensor" if isinstance(value, Tensor) else repr(value),
+            )
+
+    def _require(self, condition: bool, required: str, got: str) -> None:
+        if not condition:
+            raise ValueError(f"{self.kernel}: the launch needs {required}, got {got}")
+
+
+def _fits(parameter: source.Parameter, value: Any) -> bool:
+    """Whether torch passes `value` as the kernel declares it: int as long, float as float."""
+    if parameter.is_scalar:
+        return type(value) is {"long": int, "float": float}.get(parameter.type)
+    if not isinstance(value, Tensor) or not value.is_contiguous():
+        return False
+    plain = {"float": torch.float32, "int": torch.int32, "long": torch.int64}
+    return value.dtype == plain.get(parameter.type, value.dtype)
+
+
+Planned = tuple[list[Launch], Any]
+Plan = Callable[..., Planned | None]
+
+PLANS: dict[str, Plan] = {}
+"""The plan of each op that has Metal kernels."""
+
+
+def metal_kernel(op: str) -> Callable[[Plan], Plan]:
+    """Register `plan(policy, *op_arguments) -> (launches, outputs)` as the MPS kernel of `op`.
+
+    A plan is a pure function of shapes and policy. It returns None for what it does not take.
+    """
+
+    def register(plan: Plan) -> Plan:
+        PLANS[op] = plan
+        op_library.impl(op, lambda *args: _on_gpu(op, args), "MPS")
+        return plan
+
+    return register
+
+
+def execute(op: str, args: Sequence[Any], backend: str, compiler: source.Compiler | None) -> Any:
+    """Plan and run `op`; NotImplemented where its plan declines."""
+    plan = PLANS[op]
+    planned = plan(policy(plan.__module__.rpartition(".")[2], "metal"), *args)
+    if planned is None:
+        return NotImplemented
+    launches, outputs = planned
+    for launch in launches:
+        run(launch, compiler)
+    _trace.note(backend, " + ".join(launch.kernel for launch in launches) or "empty")
+    return outputs
+
+
+def run(launch: Launch, compiler: source.Compiler | None = None) -> None:
+    """Execute a launch on torch's current MPS stream, or with another compiler's kernels."""
+    kernel = getattr(source.library(launch.file, compiler), launch.kernel)
+    kernel(*launch.args, threads=launch.threads, group_size=launch.group)
+
+
+def _on_gpu(op: str, args: tuple[Any, ...]) -> Any:
+    outputs = execute(op, args, "metal", None)
+    return Op.all[op].run_reference(*args) if outputs is NotImplemented else outputs
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// sum[r, i] = x[r, i] + residual[r, i],  y[r, i] = sum[r, i] * rstd[r] * (offset + weight[i])
+//
+// One threadgroup per row, which its threads keep in KEEP registers of WIDTH values each; KEEP = 0
+// reads the sum again instead. `sum` may be the memory of `residual`. Lengths are in chunks.
+// The norm is that of the sum as it is stored.
+
+#include "reduce.h"
+
+template <typename T, typename W, int WIDTH, int KEEP>
+kernel void add_rms_norm(
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(3)]],
+    device typename chunk<T, WIDTH>::stored* sum [[buffer(4)]],
+    device float* rstd [[buffer(5)]],
+    constant long& n [[buffer(6)]],
+    constant float& eps [[buffer(7)]],
+    constant float& offset [[buffer(8)]],
+    constant long& has_weight [[buffer(9)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  threadgroup float scratch[32];
+  x += row * n;
+  residual += row * n;
+  y += row * n;
+  sum += row * n;
+
+  wide kept[KEEP == 0 ? 1 : KEEP];
+  float squares = 0.0f;
+  if (KEEP == 0) {
+    for (long i = lane; i < n; i += lanes) {
+      const stored s = stored(wide(x[i]) + wide(residual[i]));
+      sum[i] = s;
+      squares += total(wide(s) * wide(s));
+    }
+  }
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    kept[k] = wide(0.0f);
+    if (i < n) {
+      const stored s = stored(wide(x[i]) + wide(residual[i]));
+      sum[i] = s;
+      kept[k] = wide(s);
+    }
+    squares += total(kept[k] * kept[k]);
+  }
+  squares = threadgroup_sum(squares, scratch, lane, lanes);
+
+  const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + eps);
+  if (KEEP == 0) {
+    for (long i = lane; i < n; i += lanes) {
+      const wide scale = has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
+      y[i] = stored(wide(sum[i]) * r * scale);
+    }
+  }
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    if (i < n) {
+      const wide scale = has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
+      y[i] = stored(kept[k] * r * scale);
+    }
+  }
+  if (lane == 0) {
+    rstd[row] = r;
+  }
+}
+
+#define INSTANTIATE(T, W, WIDTH, KEEP)                                            \
+  template [[host_name("add_rms_norm_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]] \
+  decltype(add_rms_norm<T, W, WIDTH, KEEP>) add_rms_norm<T, W, WIDTH, KEEP>;
+
+#define INSTANTIATE_WIDTHS(T, W) \
+  INSTANTIATE(T, W, 1, 1)        \
+  INSTANTIATE(T, W, 1, 4)        \
+  INSTANTIATE(T, W, 1, 0)        \
+  INSTANTIATE(T, W, 4, 1)        \
+  INSTANTIATE(T, W, 4, 4)        \
+  INSTANTIATE(T, W, 4, 0)
+
+INSTANTIATE_WIDTHS(float, float)
+INSTANTIATE_WIDTHS(half, half)
+INSTANTIATE_WIDTHS(half, float)
+INSTANTIATE_WIDTHS(bfloat, bfloat)
+INSTANTIATE_WIDTHS(bfloat, float)

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: MIT
+// y[r, i] = x[r, i] * rstd[r] * (offset + weight[i]),  rstd[r] = 1 / sqrt(mean(x[r]^2) + eps)
+// dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum,  dweight = sum_r dy * x * rstd
+//
+// A row is read once: its threads keep it in KEEP registers of WIDTH values each. KEEP = 0 reads it
+// again instead, for rows that do not fit. Lengths are counted in chunks of WIDTH values.
+// Forward: one simdgroup or one threadgroup per row. Backward: one threadgroup per block of rows,
+// which also sums the block's share of dweight; rms_norm_dweight adds up the shares in order.
+
+#include "reduce.h"
+
+template <typename T, typename W, int WIDTH, int KEEP>
+struct row_norm {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<W, WIDTH>::stored weight_stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+
+  static wide scale(device const weight_stored* weight, long has_weight, float offset, long i) {
+    return has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
+  }
+};
+
+// One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks.
+template <typename T, typename W, int WIDTH, int KEEP>
+kernel void rms_norm_simdgroup(
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
+    device float* rstd [[buffer(3)]],
+    constant long& rows [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant float& eps [[buffer(6)]],
+    constant float& offset [[buffer(7)]],
+    constant long& has_weight [[buffer(8)]],
+    uint thread_index [[thread_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  typedef row_norm<T, W, WIDTH, KEEP> norm;
+  typedef typename norm::wide wide;
+  const long row = thread_index / 32;
+  if (row >= rows) {
+    return;
+  }
+  x += row * n;
+  y += row * n;
+
+  wide kept[KEEP];
+  float sum = 0.0f;
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * 32;
+    kept[k] = i < n ? wide(x[i]) : wide(0.0f);
+    sum += total(kept[k] * kept[k]);
+  }
+  const float r = 1.0f / precise::sqrt(simd_sum(sum) / float(n * WIDTH) + eps);
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * 32;
+    if (i < n) {
+      y[i] = typename norm::stored(kept[k] * r * norm::scale(weight, has_weight, offset, i));
+    }
+  }
+  if (lane == 0) {
+    rstd[row] = r;
+  }
+}
+
+// One threadgroup per row.
+template <typename T, typename W, int WIDTH, int KEEP>
+kernel void rms_norm(
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
+    device float* rstd [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant float& eps [[buffer(5)]],
+    constant float& offset [[buffer(6)]],
+    constant long& has_weight [[buffer(7)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  typedef row_norm<T, W, WIDTH, KEEP> norm;
+  typedef typename norm::wide wide;
+  threadgroup float scratch[32];
+  x += row * n;
+  y += row * n;
+
+  wide kept[KEEP == 0 ? 1 : KEEP];
+  float sum = 0.0f;
+  if (KEEP == 0) {
+    for (long i = lane; i < n; i += lanes) {
+      const wide v = wide(x[i]);
+      sum += total(v * v);
+    }
+  }
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    kept[k] = i < n ? wide(x[i]) : wide(0.0f);
+    sum += total(kept[k] * kept[k]);
+  }
+  sum = threadgroup_sum(sum, scratch, lane, lanes);
+
+  const float r = 1.0f / precise::sqrt(sum / float(n * WIDTH) + eps);
+  if (KEEP == 0) {
+    for (long i = lane; i < n; i += lanes) {
+      y[i] = typename norm::stored(wide(x[i]) * r * norm::scale(weight, has_weight, offset, i));
+    }
+  }
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    if (i < n) {
+      y[i] = typename norm::stored(kept[k] * r * norm::scale(weight, has_weight, offset, i));
+    }
+  }
+  if (lane == 0) {
+    rstd[row] = r;
+  }
+}
+
+// One threadgroup per block of rows. share[block, i] is the block's part of dweight[i].
+template <typename T, typename W, int WIDTH, int KEEP>
+kernel void rms_norm_backward(
+    device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
+    device const float* rstd [[buffer(3)]],
+    device const typename chunk<T, WIDTH>::stored* dsum [[buffer(4)]],
+    device typename chunk<T, WIDTH>::stored* dx [[buffer(5)]],
+    device typename chunk<T, WIDTH>::wide* share [[buffer(6)]],
+    constant long& rows [[buffer(7)]],
+    constant long& rows_per_block [[buffer(8)]],
+    constant long& n [[buffer(9)]],
+    constant float& offset [[buffer(10)]],
+    constant long& has_weight [[buffer(11)]],
+    constant long& has_dsum [[buffer(12)]],
+    constant long& has_share [[buffer(13)]],
+    uint block [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  typedef row_norm<T, W, WIDTH, KEEP> norm;
+  typedef typename norm::wide wide;
+  typedef typename norm::stored stored;
+  threadgroup float scratch[64];
+  share += block * n;
+
+  wide scales[KEEP == 0 ? 1 : KEEP];
+  wide sums[KEEP == 0 ? 1 : KEEP];
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    scales[k] = i < n ? norm::scale(weight, has_weight, offset, i) : wide(0.0f);
+    sums[k] = wide(0.0f);
+  }
+
+  const long first = block * rows_per_block;
+  const long last = min(rows, first + rows_per_block);
+  for (long row = first; row < last; ++row) {
+    device const stored* dy_row = dy + row * n;
+    device const stored* x_row = x + row * n;
+    device const stored* dsum_row = dsum + row * n;
+    device stored* dx_row = dx + row * n;
+    const float r = rstd[row];
+
+    wide g[KEEP == 0 ? 1 : KEEP];
+    wide v[KEEP == 0 ? 1 : KEEP];
+    float dot = 0.0f;
+    if (KEEP == 0) {
+      for (long i = lane; i < n; i += lanes) {
+        dot += total(wide(dy_row[i]) * norm::scale(weight, has_weight, offset, i) * wide(x_row[i]));
+      }
+    }
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * lanes;
+      g[k] = i < n ? wide(dy_row[i]) : wide(0.0f);
+      v[k] = i < n ? wide(x_row[i]) : wide(0.0f);
+      dot += total(g[k] * scales[k] * v[k]);
+    }
+    // two halves of scratch in turn: the barrier of one row guards the half that the next reuses
+    dot = threadgroup_sum(dot, scratch + 32 * (row % 2), lane, lanes);
+    const float pull = dot * r * r / float(n * WIDTH);
+
+    if (KEEP == 0) {
+      for (long i = lane; i < n; i += lanes) {
+        const wide gi = wide(dy_row[i]);
+        const wide vi = wide(x_row[i]);
+        wide d = (gi * norm::scale(weight, has_weight, offset, i) - vi * pull) * r;
+        if (has_dsum != 0) {
+          d += wide(dsum_row[i]);
+        }
+        dx_row[i] = stored(d);
+        if (has_share != 0) {
+          share[i] = (row == first ? wide(0.0f) : share[i]) + gi * (vi * r);
+        }
+      }
+    }
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * lanes;
+      if (i < n) {
+        wide d = (g[k] * scales[k] - v[k] * pull) * r;
+        if (has_dsum != 0) {
+          d += wide(dsum_row[i]);
+        }
+        dx_row[i] = stored(d);
+        sums[k] += g[k] * (v[k] * r);
+      }
+    }
+  }
+
+  if (has_share != 0) {
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * lanes;
+      if (i < n) {
+        share[i] = sums[k];
+      }
+    }
+  }
+}
+
+// One thread per column.
+template <typename W>
+kernel void rms_norm_dweight(
+    device const float* share [[buffer(0)]],
+    device W* dweight [[buffer(1)]],
+    constant long& blocks [[buffer(2)]],
+    constant long& n [[buffer(3)]],
+    uint i [[thread_position_in_grid]]) {
+  if (i >= n) {
+    return;
+  }
+  float sum = 0.0f;
+  for (long block = 0; block < blocks; ++block) {
+    sum += share[block * n + i];
+  }
+  dweight[i] = W(sum);
+}
+
+#define INSTANTIATE(function, T, W, WIDTH, KEEP)                                      \
+  template [[host_name(#function "_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]]     \
+  decltype(function<T, W, WIDTH, KEEP>) function<T, W, WIDTH, KEEP>;
+
+#define INSTANTIATE_WIDTHS(T, W)                  \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 1)     \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 4)     \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 1)     \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 4)     \
+  INSTANTIATE(rms_norm, T, W, 1, 4)               \
+  INSTANTIATE(rms_norm, T, W, 1, 0)               \
+  INSTANTIATE(rms_norm, T, W, 4, 4)               \
+  INSTANTIATE(rms_norm, T, W, 4, 0)               \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 1)      \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 4)      \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 0)      \
+  INSTANTIATE(rms_norm_backward, T, W, 4, 1)      \
+  INSTANTIATE(rms_norm_backward, T, W, 4, 4)      \
+  INSTANTIATE(rms_norm_backward, T, W, 4, 0)
+
+INSTANTIATE_WIDTHS(float, float)
+INSTANTIATE_WIDTHS(half, half)
+INSTANTIATE_WIDTHS(half, float)
+INSTANTIATE_WIDTHS(bfloat, bfloat)
+INSTANTIATE_WIDTHS(bfloat, float)
+
+#define INSTANTIATE_DWEIGHT(W) \
+  template [[host_name("rms_norm_dweight_" #W)]] [[kernel]] decltype(rms_norm_dweight<W>) rms_norm_dweight<W>;
+
+INSTANTIATE_DWEIGHT(float)
+INSTANTIATE_DWEIGHT(half)
+INSTANTIATE_DWEIGHT(bfloat)

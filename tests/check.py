@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""check_op: one harness for every op. Tolerances come from metalcore._accuracy alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import metalcore
+from metalcore._accuracy import error, tolerance
+from metalcore._op import Op
+from tests.backends import Backend
+
+
+def check_op(
+    backend: Backend,
+    name: str,
+    args: Sequence[Any],
+    *,
+    reduces_over: int,
+    gradient_reduces_over: int | None = None,
+    differentiable: bool = True,
+) -> None:
+    """Values and every gradient of op `name` against its reference in float64.
+
+    The gradient of the reference is autograd's own, so our formula is checked by another one.
+    Also: the kernel is reached, inputs stay as they are, and views with strides and offsets give
+    bitwise the same as contiguous inputs.
+    """
+    op = Op.all[name]
+    inputs = [_leaf(a, differentiable) for a in args]
+    truths = [_leaf(_double(a), differentiable) for a in args]
+    dtype = next(a.dtype for a in args if isinstance(a, Tensor))
+
+    with metalcore.trace() as t:
+        outputs = _tuple(op(*inputs))
+    assert {r.path.split(":")[0] for r in t.records} == {backend.path}, t
+    _compare("output", outputs, op.meaning(*truths), tolerance(name, dtype, reduces_over))
+    for given, used in zip(args, inputs, strict=True):
+        if isinstance(given, Tensor):
+            assert torch.equal(given.nan_to_num(), used.detach().nan_to_num()), "input changed"
+
+    for view in (_strided, _offset):
+        again = _tuple(op(*(view(a) for a in args)))
+        for a, b in zip(outputs, again, strict=True):
+            torch.testing.assert_close(a.detach(), b, rtol=0, atol=0, equal_nan=True)
+
+    if differentiable:
+        over = gradient_reduces_over or reduces_over
+        _check_gradients(op, inputs, outputs, truths, tolerance(name, dtype, over))
+
+
+def _check_gradients(
+    op: Op, inputs: list[Any], outputs: tuple[Tensor, ...], truths: list[Any], allowed: float
+) -> None:
+    seeds = [torch.randn_like(o, dtype=torch.float32).to(o.dtype) for o in outputs]
+    true_outputs = _tuple(op.meaning(*truths))
+    wanted = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
+    grads = torch.autograd.grad(outputs, [inputs[i] for i in wanted], seeds)
+    true_grads = torch.autograd.grad(
+        true_outputs, [truths[i] for i in wanted], [_double(s) for s in seeds]
+    )
+    for i, grad in zip(wanted, grads, strict=True):
+        assert grad.dtype == inputs[i].dtype
+    _compare("gradient", grads, true_grads, allowed)
+
+
+def check_registration(name: str, args: Sequence[Any], *, differentiable: bool = True) -> None:
+    """opcheck, and first and second derivatives against finite differences, in float64."""
+    op = Op.all[name]
+    doubles = [_leaf(_double(a), differentiable) for a in args]
+    torch.library.opcheck(getattr(torch.ops.metalcore, name).default, tuple(doubles))
+    if differentiable:
+        tensors = [i for i, a in enumerate(doubles) if isinstance(a, Tensor)]
+
+        def of_tensors(*values: Tensor) -> Any:
+            full = list(doubles)
+            for i, value in zip(tensors, values, strict=True):
+                full[i] = value
+            return op(*full)
+
+        leaves = tuple(doubles[i] for i in tensors)
+        assert torch.autograd.gradcheck(of_tensors, leaves)
+        assert torch.autograd.gradgradcheck(of_tensors, leaves)
+
+
+def _compare(what: str, found: Any, truth: Any, allowed: float) -> None:
+    for i, (a, b) in enumerate(zip(_tuple(found), _tuple(truth), strict=True)):
+        off = error(a, b)
+        assert off <= allowed, f"{what} {i}: error {off:.3g} is over {allowed:.3g}"
+
+
+def _tuple(outputs: Any) -> tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def _leaf(a: Any, requires_grad: bool) -> Any:
+    if not isinstance(a, Tensor):
+        return a
+    return a.detach().clone().requires_grad_(requires_grad and a.is_floating_point())
+
+
+def _double(a: Any) -> Any:
+    return a.detach().cpu().double() if isinstance(a, Tensor) else a
+
+
+def _strided(a: Any) -> Any:
+    """`a` with every second element of a larger tensor as its storage."""
+    if not isinstance(a, Tensor):
+        return a
+    wide = a.new_zeros((*a.shape, 2))
+    wide[..., 1] = a
+    return wide[..., 1]
+
+
+def _offset(a: Any) -> Any:
+    """`a` as a contiguous view that starts one element into its storage."""
+    if not isinstance(a, Tensor):
+        return a
+    flat = a.new_zeros(a.numel() + 1)
+    flat[1:] = a.reshape(-1)
+    return flat[1:].view(a.shape)
