@@ -2,16 +2,29 @@
 """Seeds, strictness, NaN-filled memory, and the backends every op is tested on."""
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 os.environ["METALCORE_STRICT"] = "1"
 
-from collections.abc import Iterator  # noqa: E402
+# Some virtual machines announce AMX and kill torch's bfloat16 matmul. The way around it has to be
+# in the environment before torch is imported here.
+_cpu = Path("/proc/cpuinfo")
+if "ONEDNN_MAX_CPU_ISA" not in os.environ and _cpu.exists() and "amx_tile" in _cpu.read_text():
+    _program = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    _probe = subprocess.run([sys.executable, "-c", _program], capture_output=True)
+    if _probe.returncode == -signal.SIGILL:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
+from collections.abc import Iterator
 
-from tests.backends import BACKENDS, Backend  # noqa: E402
+import hypothesis
+import pytest
+import torch
+
+from tests.backends import BACKENDS, Backend
 
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=40, print_blob=True

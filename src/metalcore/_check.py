@@ -44,9 +44,7 @@ def expect_same_device(op: str, **tensors: Tensor | None) -> None:
     others = [place for place in places if place[1] != places[0][1]]
     if others:
         found = " and ".join(f"{name} on {device}" for name, device in (places[0], others[0]))
-        raise ValueError(
-            f"{op}: tensors must be on one device, got {found}; move them with .to()"
-        )
+        raise ValueError(f"{op}: tensors must be on one device, got {found}; move them with .to()")
 
 
 def expect_same_dtype(op: str, **tensors: Tensor) -> None:

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,13 @@ from metalcore._check import forbid_reference
 library = torch.library.Library("metalcore", "DEF")
 
 Function = Callable[..., Any]
+
+
+class Example(NamedTuple):
+    """Arguments of an op, and the number of values that its longest sum adds up."""
+
+    args: tuple[Any, ...]
+    reduces_over: int
 
 
 class Op:
@@ -30,6 +37,7 @@ class Op:
         self._recorded: Any
         self._transformed: Any
         self.meaning: Function
+        self.sample: Callable[[torch.dtype], Example]
         Op.all[self.name] = self
 
     def __call__(self, *args: Any) -> Any:
@@ -61,6 +69,16 @@ class Op:
                 forbid_reference(self.name, x)
             _trace.note("reference")
         return self.meaning(*args)
+
+    def example(self, fn: Callable[[torch.dtype], Example]) -> Callable[[torch.dtype], Example]:
+        """Attach small arguments per dtype, for `doctor` and the table of what runs where."""
+        self.sample = fn
+        return fn
+
+    @property
+    def story(self) -> str:
+        """`<family>/<op>`: the path of the op's files under each root."""
+        return "/".join(self.meaning.__module__.split(".")[-2:])
 
     def gradient(self, save: Function) -> Callable[[Function], Function]:
         """Attach `fn(ctx, *output_grads)`; `save(ctx, inputs, output)` runs after the forward."""

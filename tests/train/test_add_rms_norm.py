@@ -28,9 +28,7 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], with_weight:
     for dtype in backend.dtypes:
         x, residual = backend.randn(*size, dtype=dtype), backend.randn(*size, dtype=dtype)
         weight = backend.randn(size[-1], dtype=dtype) if with_weight else None
-        check_op(
-            backend, "add_rms_norm", (x, residual, weight, 1e-6, 1.0), reduces_over=size[-1]
-        )
+        check_op(backend, "add_rms_norm", (x, residual, weight, 1e-6, 1.0), reduces_over=size[-1])
 
 
 @given(st.data(), shapes(), dtypes)

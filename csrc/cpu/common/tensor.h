@@ -38,6 +38,12 @@ inline Tensor dense(const Tensor& x) {
   return x.is_contiguous() ? x : torch::stable::contiguous(x);
 }
 
+// Kernels read raw memory, so every call through the dispatcher is held to what they expect.
+inline void expect_like(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+  STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && t.sizes().vec() == x.sizes().vec(), op,
+                  ": ", name, " must have the shape and dtype of x");
+}
+
 template <typename T>
 const T* data(const Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

@@ -40,6 +40,7 @@ void add_rms_norm_rows(const Tensor& x, const Tensor& residual, const std::optio
 
 void run(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight, double eps,
          double weight_offset, Tensor& y, Tensor& sum, Tensor& rstd) {
+  expect_like("add_rms_norm", "residual", residual, x);
   dispatch_float(x.scalar_type(), "add_rms_norm", [&](auto type) {
     add_rms_norm_rows<decltype(type)>(x, residual, weight, eps, weight_offset, y, sum, rstd);
   });

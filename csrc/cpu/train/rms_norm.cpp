@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm on the CPU. Rows are independent, so each thread takes a block of them.
 //   y = x * rstd * scale,  rstd = 1 / sqrt(mean(x^2) + eps),  scale = weight_offset + weight
-//   dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum,  dweight = sum(dy * x * rstd)
+//   dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
+//   dweight = sum(dy * x * rstd)
 
 #include "rms_norm.h"
 
@@ -46,8 +47,8 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> we
 }
 
 template <typename T>
-void rms_norm_backward_row(const T* dy, const T* x, const Acc<T>* scale, Acc<T> rstd,
-                           const T* dsum, int64_t n, T* dx, bool streams, Acc<T>* dweight) {
+void rms_norm_backward_row(const T* dy, const T* x, const Acc<T>* scale, Acc<T> rstd, const T* dsum,
+                           int64_t n, T* dx, bool streams, Acc<T>* dweight) {
   const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
     return simd::load(dy + i, elements) * load_scale<T>(scale + i, elements) *
            simd::load(x + i, elements);
@@ -84,8 +85,13 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
                                              double weight_offset, std::optional<Tensor> dsum_in,
                                              bool need_dweight) {
   const Tensor dy = dense(dy_in), x = dense(x_in), rstd = dense(rstd_in);
+  expect_like("rms_norm_backward", "dy", dy, x);
+  expect_like("rms_norm_backward", "rstd", rstd, empty_per_row(x));
   std::optional<Tensor> dsum;
-  if (dsum_in) dsum = dense(*dsum_in);
+  if (dsum_in) {
+    dsum = dense(*dsum_in);
+    expect_like("rms_norm_backward", "dsum", *dsum, x);
+  }
   const int64_t n = x.size(-1), rows = rstd.numel();
   const int64_t blocks =
       std::clamp((rows + kRowsPerBlock - 1) / kRowsPerBlock, int64_t(1), kMaxBlocks);

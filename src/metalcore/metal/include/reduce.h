@@ -1,25 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Sums over the threads of a threadgroup, and rows read one value or four at a time.
+// Sums over the threads of a threadgroup.
 #pragma once
 
 #include <metal_stdlib>
 using namespace metal;
-
-// How a row of T is read: WIDTH values at a time. `sum` is their float counterpart.
-template <typename T, int WIDTH>
-struct chunk {
-  typedef vec<T, WIDTH> stored;
-  typedef vec<float, WIDTH> wide;
-};
-
-template <typename T>
-struct chunk<T, 1> {
-  typedef T stored;
-  typedef float wide;
-};
-
-inline float total(float v) { return v; }
-inline float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 // Sum of `value` over the threadgroup, for every thread of it. `scratch` holds 32 floats and must
 // not be in use; one barrier. `lanes`, the size of the threadgroup, is a multiple of 32.

@@ -5,7 +5,7 @@
 // reads the sum again instead. `sum` may be the memory of `residual`. Lengths are in chunks.
 // The norm is that of the sum as it is stored.
 
-#include "reduce.h"
+#include "norm.h"
 
 template <typename T, typename W, int WIDTH, int KEEP>
 kernel void add_rms_norm(
@@ -54,15 +54,13 @@ kernel void add_rms_norm(
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + eps);
   if (KEEP == 0) {
     for (long i = lane; i < n; i += lanes) {
-      const wide scale = has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
-      y[i] = stored(wide(sum[i]) * r * scale);
+      y[i] = stored(wide(sum[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      const wide scale = has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
-      y[i] = stored(kept[k] * r * scale);
+      y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
   if (lane == 0) {
@@ -70,7 +68,7 @@ kernel void add_rms_norm(
   }
 }
 
-#define INSTANTIATE(T, W, WIDTH, KEEP)                                            \
+#define INSTANTIATE(T, W, WIDTH, KEEP)                                              \
   template [[host_name("add_rms_norm_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]] \
   decltype(add_rms_norm<T, W, WIDTH, KEEP>) add_rms_norm<T, W, WIDTH, KEEP>;
 

@@ -1,24 +1,14 @@
 // SPDX-License-Identifier: MIT
 // y[r, i] = x[r, i] * rstd[r] * (offset + weight[i]),  rstd[r] = 1 / sqrt(mean(x[r]^2) + eps)
-// dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum,  dweight = sum_r dy * x * rstd
+// dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
+// dweight[i] = sum_r dy[r, i] * x[r, i] * rstd[r]
 //
 // A row is read once: its threads keep it in KEEP registers of WIDTH values each. KEEP = 0 reads it
 // again instead, for rows that do not fit. Lengths are counted in chunks of WIDTH values.
 // Forward: one simdgroup or one threadgroup per row. Backward: one threadgroup per block of rows,
 // which also sums the block's share of dweight; rms_norm_dweight adds up the shares in order.
 
-#include "reduce.h"
-
-template <typename T, typename W, int WIDTH, int KEEP>
-struct row_norm {
-  typedef typename chunk<T, WIDTH>::stored stored;
-  typedef typename chunk<W, WIDTH>::stored weight_stored;
-  typedef typename chunk<T, WIDTH>::wide wide;
-
-  static wide scale(device const weight_stored* weight, long has_weight, float offset, long i) {
-    return has_weight != 0 ? wide(weight[i]) + offset : wide(1.0f);
-  }
-};
+#include "norm.h"
 
 // One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks.
 template <typename T, typename W, int WIDTH, int KEEP>
@@ -34,8 +24,8 @@ kernel void rms_norm_simdgroup(
     constant long& has_weight [[buffer(8)]],
     uint thread_index [[thread_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
-  typedef row_norm<T, W, WIDTH, KEEP> norm;
-  typedef typename norm::wide wide;
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
   const long row = thread_index / 32;
   if (row >= rows) {
     return;
@@ -54,7 +44,7 @@ kernel void rms_norm_simdgroup(
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * 32;
     if (i < n) {
-      y[i] = typename norm::stored(kept[k] * r * norm::scale(weight, has_weight, offset, i));
+      y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
   if (lane == 0) {
@@ -76,8 +66,8 @@ kernel void rms_norm(
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  typedef row_norm<T, W, WIDTH, KEEP> norm;
-  typedef typename norm::wide wide;
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
   threadgroup float scratch[32];
   x += row * n;
   y += row * n;
@@ -100,13 +90,13 @@ kernel void rms_norm(
   const float r = 1.0f / precise::sqrt(sum / float(n * WIDTH) + eps);
   if (KEEP == 0) {
     for (long i = lane; i < n; i += lanes) {
-      y[i] = typename norm::stored(wide(x[i]) * r * norm::scale(weight, has_weight, offset, i));
+      y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      y[i] = typename norm::stored(kept[k] * r * norm::scale(weight, has_weight, offset, i));
+      y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
   if (lane == 0) {
@@ -134,9 +124,8 @@ kernel void rms_norm_backward(
     uint block [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  typedef row_norm<T, W, WIDTH, KEEP> norm;
-  typedef typename norm::wide wide;
-  typedef typename norm::stored stored;
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
   threadgroup float scratch[64];
   share += block * n;
 
@@ -144,7 +133,7 @@ kernel void rms_norm_backward(
   wide sums[KEEP == 0 ? 1 : KEEP];
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
-    scales[k] = i < n ? norm::scale(weight, has_weight, offset, i) : wide(0.0f);
+    scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
     sums[k] = wide(0.0f);
   }
 
@@ -162,7 +151,8 @@ kernel void rms_norm_backward(
     float dot = 0.0f;
     if (KEEP == 0) {
       for (long i = lane; i < n; i += lanes) {
-        dot += total(wide(dy_row[i]) * norm::scale(weight, has_weight, offset, i) * wide(x_row[i]));
+        dot +=
+            total(wide(dy_row[i]) * scale_at<wide>(weight, has_weight, offset, i) * wide(x_row[i]));
       }
     }
     for (int k = 0; k < KEEP; ++k) {
@@ -179,7 +169,7 @@ kernel void rms_norm_backward(
       for (long i = lane; i < n; i += lanes) {
         const wide gi = wide(dy_row[i]);
         const wide vi = wide(x_row[i]);
-        wide d = (gi * norm::scale(weight, has_weight, offset, i) - vi * pull) * r;
+        wide d = (gi * scale_at<wide>(weight, has_weight, offset, i) - vi * pull) * r;
         if (has_dsum != 0) {
           d += wide(dsum_row[i]);
         }
@@ -230,24 +220,24 @@ kernel void rms_norm_dweight(
   dweight[i] = W(sum);
 }
 
-#define INSTANTIATE(function, T, W, WIDTH, KEEP)                                      \
-  template [[host_name(#function "_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]]     \
+#define INSTANTIATE(function, T, W, WIDTH, KEEP)                                  \
+  template [[host_name(#function "_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]] \
   decltype(function<T, W, WIDTH, KEEP>) function<T, W, WIDTH, KEEP>;
 
-#define INSTANTIATE_WIDTHS(T, W)                  \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 1)     \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 4)     \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 1)     \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 4)     \
-  INSTANTIATE(rms_norm, T, W, 1, 4)               \
-  INSTANTIATE(rms_norm, T, W, 1, 0)               \
-  INSTANTIATE(rms_norm, T, W, 4, 4)               \
-  INSTANTIATE(rms_norm, T, W, 4, 0)               \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 1)      \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 4)      \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 0)      \
-  INSTANTIATE(rms_norm_backward, T, W, 4, 1)      \
-  INSTANTIATE(rms_norm_backward, T, W, 4, 4)      \
+#define INSTANTIATE_WIDTHS(T, W)              \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 1) \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 4) \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 1) \
+  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 4) \
+  INSTANTIATE(rms_norm, T, W, 1, 4)           \
+  INSTANTIATE(rms_norm, T, W, 1, 0)           \
+  INSTANTIATE(rms_norm, T, W, 4, 4)           \
+  INSTANTIATE(rms_norm, T, W, 4, 0)           \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 1)  \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 4)  \
+  INSTANTIATE(rms_norm_backward, T, W, 1, 0)  \
+  INSTANTIATE(rms_norm_backward, T, W, 4, 1)  \
+  INSTANTIATE(rms_norm_backward, T, W, 4, 4)  \
   INSTANTIATE(rms_norm_backward, T, W, 4, 0)
 
 INSTANTIATE_WIDTHS(float, float)
@@ -256,8 +246,9 @@ INSTANTIATE_WIDTHS(half, float)
 INSTANTIATE_WIDTHS(bfloat, bfloat)
 INSTANTIATE_WIDTHS(bfloat, float)
 
-#define INSTANTIATE_DWEIGHT(W) \
-  template [[host_name("rms_norm_dweight_" #W)]] [[kernel]] decltype(rms_norm_dweight<W>) rms_norm_dweight<W>;
+#define INSTANTIATE_DWEIGHT(W)                      \
+  template [[host_name("rms_norm_dweight_" #W)]] [[ \
+      kernel]] decltype(rms_norm_dweight<W>) rms_norm_dweight<W>;
 
 INSTANTIATE_DWEIGHT(float)
 INSTANTIATE_DWEIGHT(half)

@@ -13,7 +13,7 @@ from metalcore._check import (
     expect_same_dtype,
     expect_shape,
 )
-from metalcore._op import Op, accumulate
+from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train.rms_norm import gradient_of_norm, normalise, resolve_eps
 
 _forward = Op(
@@ -114,6 +114,13 @@ def _(
     y, total, rstd = _forward.meaning(x, residual, weight, eps, weight_offset)
     residual.copy_(total)
     return y, rstd
+
+
+@_forward.example
+@_in_place.example
+def _(dtype: torch.dtype) -> Example:
+    x, residual = torch.randn(5, 200).to(dtype), torch.randn(5, 200).to(dtype)
+    return Example((x, residual, torch.randn(200).to(dtype), 1e-6, 0.0), reduces_over=200)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -15,7 +15,7 @@ from metalcore._check import (
     expect_shape,
     expect_suffix,
 )
-from metalcore._op import Op, accumulate, accumulate_dtype
+from metalcore._op import Example, Op, accumulate, accumulate_dtype
 
 _forward = Op(
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor y, Tensor rstd)"
@@ -129,6 +129,19 @@ def _(
 
 
 backward.differentiate_reference()
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    x, weight = torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
+    return Example((x, weight, 1e-6, 0.0), reduces_over=200)
+
+
+@backward.example
+def _(dtype: torch.dtype) -> Example:
+    x, weight = torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
+    rstd = (torch.rand(5) + 0.5).to(accumulate_dtype(x))
+    return Example((x.flip(1), x, weight, rstd, 0.0, None, True), reduces_over=200)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

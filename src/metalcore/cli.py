@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""The `metalcore` command."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    name="metalcore",
+    help="Fast primitives for PyTorch on Apple GPUs and any CPU.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check versions, kernels and results; exit code 1 when something is broken."""
+    from metalcore import doctor as it
+
+    report = it.examine()
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        it.show(report)
+    raise typer.Exit(0 if report["ok"] else 1)
+
+
+@app.command()
+def info(
+    op: Annotated[str | None, typer.Argument(help="An op; without it, all of them.")] = None,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of the README.")] = False,
+) -> None:
+    """Show what an op takes and where it runs."""
+    from metalcore import info as it
+
+    if markdown:
+        typer.echo(it.markdown(), nl=False)
+        return
+    try:
+        found = [it.describe(name) for name in ([op] if op else it.names())]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        typer.echo(json.dumps(found[0] if op else found, indent=2))
+        return
+    for entry in found:
+        table = Table(show_header=False, box=None)
+        table.add_row("[bold]op[/]", f"[bold]{entry['op']}[/]")
+        table.add_row("files", f"*/{entry['files']}.*")
+        table.add_row("schema", entry["schema"])
+        for backend, dtypes in entry["backends"].items():
+            table.add_row(backend, ", ".join(dtypes) or "no kernel")
+        for backend, values in entry["policy"].items():
+            for key, value in values.items():
+                table.add_row(f"policy {backend}", f"{key} = {value}")
+        Console().print(table, "")
+
+
+@app.command()
+def bench(
+    ops: Annotated[list[str] | None, typer.Argument(help="family/op; default all.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write a page here.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+) -> None:
+    """Time ops side by side with their peers, after checking that both are right."""
+    from metalcore.bench.run import run
+    from metalcore.doctor import restart_where_bfloat16_is_broken
+
+    restart_where_bfloat16_is_broken()
+    raise typer.Exit(run(ops or [], json_file, html_file, threads))
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(help="Training steps for each model.")] = 30,
+    html_file: Annotated[Path, typer.Option("--html", help="The report.")] = Path("report.html"),
+    device: Annotated[str | None, typer.Option(help="cpu or mps; default the best.")] = None,
+) -> None:
+    """Train a small language model with and without metalcore, side by side."""
+    from metalcore.demo import run
+
+    raise typer.Exit(run(steps, html_file, device))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import metalcore
+from metalcore import doctor
+from metalcore.cli import app
+
+run = CliRunner().invoke
+
+
+def test_doctor_reports_every_op_and_ends_well() -> None:
+    found = run(app, ["doctor", "--json"])
+    report = json.loads(found.stdout)
+    assert found.exit_code == 0, report["problems"]
+    assert report["ok"] is True
+    assert report["cpu"]["kernels"] in report["cpu"]["built_for"]
+    assert {"rms_norm", "add_rms_norm"} <= {entry["op"] for entry in report["ops"]}
+    assert all(entry["ok"] for entry in report["ops"])
+
+
+def test_doctor_prints_a_table() -> None:
+    found = run(app, ["doctor"])
+    assert found.exit_code == 0
+    assert "Everything works." in found.stdout
+
+
+def test_doctor_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metalcore._where.tolerance", lambda *_: -1.0)
+    found = run(app, ["doctor", "--json"])
+    assert found.exit_code == 1
+    assert any("rms_norm on cpu" in p for p in json.loads(found.stdout)["problems"])
+
+
+def test_doctor_fails_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metalcore._native.isa", None)
+    monkeypatch.setattr("metalcore._native.problem", "not built")
+    found = run(app, ["doctor"])
+    assert found.exit_code == 1
+    assert "no compiled CPU kernels: not built" in found.stdout
+
+
+def test_doctor_reports_a_torch_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.CompletedProcess(args=[], returncode=-4)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    assert doctor.probe_bfloat16_matmul() == (
+        "torch is killed by SIGILL; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+    )
+
+
+def test_info_shows_schema_kernels_and_policy() -> None:
+    found = json.loads(run(app, ["info", "rms_norm", "--json"]).stdout)
+    assert found["schema"].startswith("rms_norm(Tensor x")
+    assert found["backends"] == {
+        "cpu": ["float32", "float64", "float16", "bfloat16"],
+        "metal": ["float32", "float16", "bfloat16"],
+    }
+    assert found["policy"]["metal"]["threads"] == 256
+    assert "policy metal" in run(app, ["info"]).stdout
+
+
+def test_info_names_the_ops_there_are() -> None:
+    found = run(app, ["info", "nothing"])
+    assert found.exit_code == 2
+    assert "rms_norm_backward" in found.output
+
+
+def test_the_module_is_a_command() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "metalcore", "--help"], capture_output=True, text=True, check=True
+    )
+    for command in ("doctor", "bench", "demo", "info"):
+        assert command in found.stdout
+
+
+def test_the_readme_shows_the_table_that_info_prints() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert run(app, ["info", "--markdown"]).stdout in readme
+
+
+def test_has_metal_kernels_tells_the_truth() -> None:
+    import torch
+
+    assert metalcore.has_metal_kernels() is torch.backends.mps.is_available()

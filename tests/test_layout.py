@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Every op has its files under all roots, a bench, an example and a line in the docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import metalcore
+from metalcore._op import Op
+
+ROOT = Path(__file__).parent.parent
+STORIES = sorted(
+    str(p.relative_to(ROOT / "src/metalcore/ops").with_suffix(""))
+    for p in (ROOT / "src/metalcore/ops").glob("*/[!_]*.py")
+)
+FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
+
+
+def test_there_are_ops() -> None:
+    assert "train/rms_norm" in STORIES
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_an_op_has_the_same_path_under_every_root(story: str) -> None:
+    family, op = story.split("/")
+    assert family in FAMILIES
+    for path in (
+        f"src/metalcore/ops/{story}.toml",
+        f"src/metalcore/metal/{story}.metal",
+        f"src/metalcore/metal/{story}.py",
+        f"csrc/cpu/{story}.cpp",
+        f"tests/{family}/test_{op}.py",
+        f"bench/{story}.py",
+    ):
+        assert (ROOT / path).exists(), f"{op} has no {path}"
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_an_op_is_tested_with_the_harness_benched_and_documented(story: str) -> None:
+    family, op = story.split("/")
+    test = (ROOT / f"tests/{family}/test_{op}.py").read_text()
+    assert f'"{op}"' in test
+    assert "check_op(" in test
+    assert "BENCH" in (ROOT / f"bench/{story}.py").read_text()
+    assert f"`{op}`" in (ROOT / "README.md").read_text()
+    assert f"`{op}`" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("op", list(Op.all.values()), ids=lambda op: op.name)
+def test_an_op_has_an_example_and_kernels_everywhere(op: Op) -> None:
+    from metalcore import _where
+
+    assert op.story in STORIES
+    for backend in ("cpu", "metal"):
+        assert "float32" in _where.kernel_dtypes(op, backend), f"{op.name} has no {backend} kernel"
+
+
+def test_public_functions_say_what_they_take_and_return() -> None:
+    for name in metalcore.__all__:
+        item = getattr(metalcore, name)
+        assert item.__doc__, f"metalcore.{name} has no docstring"
+        module = getattr(item, "__module__", "")
+        if callable(item) and not isinstance(item, type) and ".ops." in module:
+            for part in ("Args:", "Returns:", "Example:"):
+                assert part in item.__doc__, f"metalcore.{name}: no {part} in its docstring"
+
+
+@pytest.mark.parametrize("pattern", ["utils", "helpers", "common.py", "_v2", "_new", "legacy"])
+def test_no_file_is_named_after_nothing(pattern: str) -> None:
+    roots = ("src", "csrc", "tests", "bench")
+    names = [p for root in roots for p in (ROOT / root).rglob("*") if p.suffix in {".py", ".cpp"}]
+    assert not [p for p in names if pattern in p.name]
+
+
+def test_comments_follow_the_rules() -> None:
+    for root in ("src", "csrc", "bench", "tests"):
+        for path in (ROOT / root).rglob("*"):
+            if path.suffix in {".py", ".cpp", ".h", ".metal"} and path != Path(__file__):
+                text = path.read_text()
+                assert not re.search(r"(?:#|//)\s*(?:FIXME|XXX)\b", text), path
+                assert not re.search(r"(?:#|//)\s*TODO(?!\()", text), f"{path}: TODO(condition)"
