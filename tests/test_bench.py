@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import metalcore
+from metalcore.bench import harness, run
+from metalcore.bench.harness import Bench, Built, run_case
+from metalcore.bench.limits import Limits
+
+FIELDS = (
+    "op shape dtype backend variant ms peer peer_ms ratio gbps limit_fraction max_error".split()
+)
+LIMITS = Limits(copy_gbps={1 << 20: 10.0, 1 << 30: 5.0}, matmul_gflops=100.0)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(harness, "_BUDGET_SECONDS", 0.01)
+
+
+def _missing(x: Tensor) -> None:
+    import a_package_that_is_not_there  # noqa: F401
+
+
+def _bench(**changes: object) -> Bench:
+    values: dict[str, object] = {
+        "op": "train/rms_norm",
+        "run": lambda x: metalcore.rms_norm(x, None, 1e-6),
+        "peers": {"torch": lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:], None, 1e-6)},
+        "inputs": lambda rows, n, dtype: [torch.randn(rows, n, dtype=dtype)],
+        "sweep": [{"rows": 3, "n": 40}],
+        "dtypes": [torch.float32],
+        "truth": lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:], None, 1e-6),
+        "reduces_over": lambda x: x.shape[-1],
+        "bytes_moved": lambda x: 2 * x.nbytes,
+    }
+    return Bench(**values | changes)  # type: ignore[arg-type]
+
+
+def _rows(bench: Bench) -> list[harness.Row]:
+    return [row for case in harness.cases([bench]) for row in run_case(case, "cpu", LIMITS)]
+
+
+def test_a_row_has_the_agreed_fields_and_a_ratio() -> None:
+    for backward in (False, True):
+        (row,) = _rows(_bench(backward=backward))
+        assert list(row.as_dict()) == FIELDS
+        assert isinstance(row.ms, float)
+        assert isinstance(row.peer_ms, float)
+        assert row.ratio == row.peer_ms / row.ms
+        assert row.backend.startswith("cpu:")
+        assert row.shape == "3x40"
+        assert row.max_error is not None
+        assert row.max_error < 1e-5
+    assert row.op == "train/rms_norm (forward+backward)"
+    assert row.variant == "rows, blocks"
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    (row,) = _rows(_bench(run=lambda x: metalcore.rms_norm(x, None, 1e-6) * 1.01))
+    assert str(row.ms).startswith("skipped: wrong result")
+    assert row.ratio is None
+    assert row.max_error is not None
+    assert row.max_error > 1e-3
+
+
+def test_a_peer_that_is_wrong_missing_or_failing_is_named() -> None:
+    peers = {"wrong": lambda x: x, "missing": Built(_missing), "failing": lambda x: x @ x}
+    wrong, missing, failing = _rows(_bench(peers=peers))
+    assert str(wrong.peer_ms).startswith("skipped: wrong result")
+    assert missing.peer_ms == "not installed: a_package_that_is_not_there"
+    assert str(failing.peer_ms).startswith("failed: ")
+    assert all(isinstance(row.ms, float) for row in (wrong, missing, failing))
+
+
+def test_every_benchmark_is_found_and_selected() -> None:
+    assert {"train/rms_norm", "train/add_rms_norm"} <= set(run.available())
+    assert len(run.select(["train/rms_norm"])) == 2
+    assert len(run.select([])) == sum(map(len, run.available().values()))
+
+
+def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.run(["train/nothing"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "got train/nothing; there are" in told
+
+
+def test_json_and_html_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (_bench(),)})
+    monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
+    before = torch.get_num_threads()
+    assert run.run([], tmp_path / "b.json", tmp_path / "b.html", threads=1) == 0
+    torch.set_num_threads(before)
+    content = json.loads((tmp_path / "b.json").read_text())
+    assert list(content["rows"][0]) == FIELDS
+    html = (tmp_path / "b.html").read_text()
+    assert "<svg" in html
+    assert "train/rms_norm" in html
+
+
+def test_a_wrong_result_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = _bench(run=lambda x: x)
+    monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (wrong,)})
+    monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
+    assert run.run([]) == 1
