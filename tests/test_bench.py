@@ -4,16 +4,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-
-import metalcore
 from metalcore.bench import harness, run
 from metalcore.bench.harness import Bench, Built, run_case
 from metalcore.bench.limits import Limits
+from torch import Tensor
 
-FIELDS = (
-    "op shape dtype backend variant ms peer peer_ms ratio gbps limit_fraction max_error".split()
-)
+import metalcore
+
+FIELDS = [
+    "op",
+    "shape",
+    "dtype",
+    "backend",
+    "variant",
+    "ms",
+    "peer",
+    "peer_ms",
+    "ratio",
+    "gbps",
+    "limit_fraction",
+    "max_error",
+]
 LIMITS = Limits(copy_gbps={1 << 20: 10.0, 1 << 30: 5.0}, matmul_gflops=100.0)
 
 

@@ -4,7 +4,6 @@
 import copy
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -24,82 +23,16 @@ from torch.nn import functional
 
 from metalcore import _native, _report
 from metalcore._accuracy import tolerance
+from metalcore._tiny_lm import MAX_TIME, Decoder, batches
 from metalcore._trace import trace
 from metalcore.nn import RMSNorm
 
 _SEED = 0
-_BATCH, _TIME = 8, 128
-_WIDTH, _HEADS, _LAYERS, _HIDDEN = 256, 4, 4, 704
+_BATCH = 8
+_WIDTH, _LAYERS = 256, 4
 # Training amplifies rounding: a plain model whose weights are changed in the last bit is 1e-6 off
 # after 30 steps and 0.4 off within 100, so losses are compared before that.
 _COMPARED_STEPS = 30
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(_WIDTH, 3 * _WIDTH, bias=False)
-        self.out = nn.Linear(_WIDTH, _WIDTH, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)  # [B, H, T, D]
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        projected: Tensor = self.out(y.transpose(1, 2).reshape(B, T, _WIDTH))
-        return projected
-
-
-class Layer(nn.Module):
-    """x + attention(norm(x)), then x + SwiGLU(norm(x))."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(_WIDTH, eps=1e-6)
-        self.attention = Attention()
-        self.mlp_norm = nn.RMSNorm(_WIDTH, eps=1e-6)
-        self.gate_up = nn.Linear(_WIDTH, 2 * _HIDDEN, bias=False)
-        self.down = nn.Linear(_HIDDEN, _WIDTH, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        down: Tensor = self.down(functional.silu(gate) * up)
-        return x + down
-
-
-class Decoder(nn.Module):
-    """Tokens [B, T] to logits [B, T, vocabulary]; the head shares the embedding's weight."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, _WIDTH)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        self.layers = nn.ModuleList(Layer() for _ in range(_LAYERS))
-        self.norm = nn.RMSNorm(_WIDTH, eps=1e-6)
-        half = _WIDTH // _HEADS // 2
-        angle = torch.outer(
-            torch.arange(_TIME), 10000.0 ** -(torch.arange(half) / half)
-        )  # [T, D/2]
-        self.register_buffer("cos", angle.cos())
-        self.register_buffer("sin", angle.sin())
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
-        return functional.linear(self.norm(x), self.embedding.weight)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: the halves of x [B, H, T, D] are the two coordinates."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def with_metalcore(model: nn.Module) -> nn.Module:
@@ -112,33 +45,6 @@ def with_metalcore(model: nn.Module) -> nn.Module:
                 norm.load_state_dict(child.state_dict())
                 setattr(module, name, norm.to(child.weight.device))
     return model
-
-
-def text(characters: int, seed: int) -> str:
-    """Sentences of a small grammar: subject, verb and object agree in number, so there is
-    something to learn beyond the letters."""
-    draw = random.Random(seed)
-    nouns, verbs = (
-        ("kernel", "tensor", "matrix", "vector", "tile"),
-        ("read", "write", "sum", "scale"),
-    )
-    sentences, length = [], 0
-    while length < characters:
-        one = draw.random() < 0.5
-        subject, target = draw.sample(nouns, 2)
-        verb, count = draw.choice(verbs), draw.choice(("two", "three", "four"))
-        subject = f"one {subject} {verb}s" if one else f"{count} {subject}s {verb}"
-        sentences.append(f"{subject} {'a' if one else 'many'} {target}{'' if one else 's'}. ")
-        length += len(sentences[-1])
-    return "".join(sentences)[:characters]
-
-
-def batches(steps: int, device: str) -> tuple[list[Tensor], int]:
-    """Per step the tokens [B, T + 1], and the size of the vocabulary."""
-    written = text(steps * _BATCH * (_TIME + 1), _SEED)
-    letters = sorted(set(written))
-    tokens = torch.tensor([letters.index(c) for c in written], device=device)
-    return list(tokens.view(steps, _BATCH, _TIME + 1)), len(letters)
 
 
 @dataclass
@@ -259,9 +165,9 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
         raise ValueError(f"demo: steps must be at least 1, got {steps}")
     console = Console()
     device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
-    data, vocabulary = batches(steps, device)
+    data, vocabulary = batches(steps, _BATCH, MAX_TIME, device)
     torch.manual_seed(_SEED)
-    model = Decoder(vocabulary).to(device)
+    model = Decoder(vocabulary, width=_WIDTH, layers=_LAYERS).to(device)
     plain, ours = Side("plain", model), Side("metalcore", with_metalcore(model))
     train((plain, ours), data, console)
     calls = paths_of_step(ours, data[-1])
@@ -342,7 +248,7 @@ class Comparison:
         )
         return [
             f"A Llama-like decoder of {weights:.1f} million weights, {_LAYERS} layers, width "
-            f"{_WIDTH}, batches of {_BATCH} x {_TIME} characters, float32, AdamW, "
+            f"{_WIDTH}, batches of {_BATCH} x {MAX_TIME} characters, float32, AdamW, "
             f"steps: {len(self.plain.losses)}, on {self.device} with {torch.get_num_threads()} CPU "
             f"threads, torch {torch.__version__}. Both start from the same weights, see the same "
             "text and take steps in turn; metalcore replaces every torch.nn.RMSNorm."

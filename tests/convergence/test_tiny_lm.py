@@ -4,6 +4,7 @@
 import torch
 
 from metalcore import demo, trace
+from metalcore._tiny_lm import Decoder, batches
 from tests.backends import Backend
 
 STEPS = 25
@@ -23,10 +24,9 @@ def _losses(model: torch.nn.Module, data: list[torch.Tensor]) -> list[float]:
 
 
 def test_the_loss_curve_is_the_same(backend: Backend) -> None:
-    data, vocabulary = demo.batches(STEPS, str(backend.device))
-    data = [tokens[:2, :33] for tokens in data]
+    data, vocabulary = batches(STEPS, batch=2, time=32, device=str(backend.device))
     torch.manual_seed(0)
-    plain = demo.Decoder(vocabulary, width=64, layers=2, heads=2).to(backend.device)
+    plain = Decoder(vocabulary, width=64, heads=2, layers=2, hidden=96).to(backend.device)
     ours = demo.with_metalcore(plain)
     with trace() as t:
         found = _losses(ours, data)

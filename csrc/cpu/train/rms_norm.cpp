@@ -34,11 +34,11 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> we
     parallel_for(0, rstd.numel(), grain_rows(n), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const T* row = xp + r * n;
-        const A sum = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+        const A squares = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
           const auto v = simd::load(row + i, elements);
           return v * v;
         });
-        rp[r] = reciprocal_rms(sum, n, A(eps));
+        rp[r] = reciprocal_rms(squares, n, A(eps));
         scale_row(row, rp[r], scale.get(), n, yp + r * n, streams);
       }
     });
@@ -46,22 +46,33 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> we
   return {y, rstd};
 }
 
+// What the gradients of rows of n are computed from and written to. dsum may be null.
 template <typename T>
-void rms_norm_backward_row(const T* dy, const T* x, const Acc<T>* scale, Acc<T> rstd, const T* dsum,
-                           int64_t n, T* dx, bool streams, Acc<T>* dweight) {
-  const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
-    return simd::load(dy + i, elements) * load_scale<T>(scale + i, elements) *
-           simd::load(x + i, elements);
-  });
-  const Acc<T> pull = dot * rstd * rstd / Acc<T>(n);
-  write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
-    const auto g = simd::load(dy + i, elements), v = simd::load(x + i, elements);
-    auto d = (g * load_scale<T>(scale + i, elements) - v * pull) * rstd;
-    if (dsum) d += simd::load(dsum + i, elements);
-    put(dx + i, d);
-    if (dweight) simd::store(dweight + i, simd::load(dweight + i) + g * (v * rstd));
-  });
-}
+struct BackwardRows {
+  const T *dy, *x;
+  const Acc<T>*scale, *rstd;
+  const T* dsum;
+  T* dx;
+  int64_t n;
+  bool streams;
+
+  // Adds the row's part to dweight, unless that is null.
+  void operator()(int64_t r, Acc<T>* dweight) const {
+    const T *g_row = dy + r * n, *x_row = x + r * n;
+    const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+      return simd::load(g_row + i, elements) * load_scale<T>(scale + i, elements) *
+             simd::load(x_row + i, elements);
+    });
+    const Acc<T> r_rms = rstd[r], pull = dot * r_rms * r_rms / Acc<T>(n);
+    write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
+      const auto g = simd::load(g_row + i, elements), v = simd::load(x_row + i, elements);
+      auto d = (g * load_scale<T>(scale + i, elements) - v * pull) * r_rms;
+      if (dsum) d += simd::load(dsum + r * n + i, elements);
+      put(dx + r * n + i, d);
+      if (dweight) simd::store(dweight + i, simd::load(dweight + i) + g * (v * r_rms));
+    });
+  }
+};
 
 // dweight[i] = sum over blocks, in order, of partial[block, i]; partial is in the order of T.
 template <typename T>
@@ -98,8 +109,9 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
   const int64_t rows_per_block = (rows + blocks - 1) / blocks;
   const bool sums = weight && need_dweight;
 
+  constexpr int64_t kNothing = 0;
   Tensor dx = cpu::empty_like(x);
-  Tensor dweight = sums ? cpu::empty_like(*weight) : new_empty(dy, {0});
+  Tensor dweight = sums ? cpu::empty_like(*weight) : empty(&kNothing, 1, dy.scalar_type());
   dispatch_float(x.scalar_type(), "rms_norm_backward", [&](auto type) {
     using T = decltype(type);
     using A = Acc<T>;
@@ -109,19 +121,19 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
     std::vector<A> partial(sums ? blocks * width : 0);
     const bool streams = streams_past_cache<T>(dx, n);
     metalcore_variant = streams ? "blocks_streamed" : "blocks";
-    const T* dyp = data<T>(dy);
-    const T* xp = data<T>(x);
-    const T* sp = dsum ? data<T>(*dsum) : nullptr;
-    const A* rp = data<A>(rstd);
-    T* dxp = mutable_data<T>(dx);
-    const int64_t grain = grain_rows(n * rows_per_block);
-    parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) {
-        A* sum = sums ? partial.data() + b * width : nullptr;
-        const int64_t last = std::min(rows, (b + 1) * rows_per_block);
-        for (int64_t r = b * rows_per_block; r < last; ++r) {
-          rms_norm_backward_row(dyp + r * n, xp + r * n, scale.get(), rp[r],
-                                sp ? sp + r * n : nullptr, n, dxp + r * n, streams, sum);
+    const BackwardRows<T> backward{data<T>(dy),
+                                   data<T>(x),
+                                   scale.get(),
+                                   data<A>(rstd),
+                                   dsum ? data<T>(*dsum) : nullptr,
+                                   mutable_data<T>(dx),
+                                   n,
+                                   streams};
+    parallel_for(0, blocks, grain_rows(n * rows_per_block), [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) {
+        const int64_t end = std::min(rows, (b + 1) * rows_per_block);
+        for (int64_t r = b * rows_per_block; r < end; ++r) {
+          backward(r, sums ? partial.data() + b * width : nullptr);
         }
       }
     });
