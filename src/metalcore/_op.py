@@ -15,6 +15,8 @@ library = torch.library.Library("metalcore", "DEF")
 
 Function = Callable[..., Any]
 
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+
 
 class Example(NamedTuple):
     """Arguments of an op, and the number of values that its longest sum adds up."""
@@ -34,6 +36,7 @@ class Op:
         self.schema = schema
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._overload = getattr(torch.ops.metalcore, self.name).default
+        self._kernel = self._overload._op
         self._recorded: Any
         self._transformed: Any
         self.meaning: Function
@@ -47,13 +50,16 @@ class Op:
             return self._overload(*args)
         if torch._C._are_functorch_transforms_active():
             return self._transformed.apply(*args)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            return self._recorded.apply(*args)
-        return self._below_autograd(*args)
+        if torch.is_grad_enabled():
+            for a in args:
+                if isinstance(a, Tensor) and a.requires_grad:
+                    return self._recorded.apply(*args)
+        with _BelowAutograd():
+            return self._kernel(*args)
 
     def _below_autograd(self, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return self._overload(*args)
+        with _BelowAutograd():
+            return self._kernel(*args)
 
     def reference(self, fn: Function) -> Function:
         """Attach the meaning of the op, in plain torch."""

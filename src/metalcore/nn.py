@@ -40,12 +40,9 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
+        shape = self.normalized_shape if self.weight is None else None
         return rms_norm(
-            x,
-            self.weight,
-            self.eps,
-            normalized_shape=self.normalized_shape,
-            weight_offset=self.weight_offset,
+            x, self.weight, self.eps, normalized_shape=shape, weight_offset=self.weight_offset
         )
 
 

@@ -6,6 +6,7 @@
 
 #include "rms_norm.h"
 
+#include <memory>
 #include <tuple>
 
 namespace metalcore::cpu {
@@ -77,10 +78,12 @@ struct BackwardRows {
 // dweight[i] = sum over blocks, in order, of partial[block, i]; partial is in the order of T.
 template <typename T>
 void sum_blocks(Acc<T>* partial, int64_t blocks, int64_t width, int64_t n, Tensor& dweight) {
-  for (int64_t b = 1; b < blocks; ++b) {
-    const Acc<T>* block = partial + b * width;
-    for (int64_t i = 0; i < width; ++i) partial[i] += block[i];
-  }
+  parallel_for(0, width, kGrainElements / blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t b = 1; b < blocks; ++b) {
+      const Acc<T>* block = partial + b * width;
+      for (int64_t i = begin; i < end; ++i) partial[i] += block[i];
+    }
+  });
   dispatch_float(dweight.scalar_type(), "rms_norm_backward", [&](auto type) {
     using W = decltype(type);
     constexpr int64_t kStep = simd::kStep<T>;
@@ -118,7 +121,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
     const Scale<T> scale(weight, weight_offset, n, "rms_norm_backward");
     // Whole Pairs per block, so that a row's end can be added without care.
     const int64_t width = (n + simd::kStep<T> - 1) / simd::kStep<T> * simd::kStep<T>;
-    std::vector<A> partial(sums ? blocks * width : 0);
+    const auto partial = std::make_unique_for_overwrite<A[]>(sums ? blocks * width : 0);
     const bool streams = streams_past_cache<T>(dx, n);
     metalcore_variant = streams ? "blocks_streamed" : "blocks";
     const BackwardRows<T> backward{data<T>(dy),
@@ -131,13 +134,15 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
                                    streams};
     parallel_for(0, blocks, grain_rows(n * rows_per_block), [&](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) {
+        A* dweight_part = sums ? partial.get() + b * width : nullptr;
+        if (sums) std::fill_n(dweight_part, width, A(0));
         const int64_t end = std::min(rows, (b + 1) * rows_per_block);
         for (int64_t r = b * rows_per_block; r < end; ++r) {
-          backward(r, sums ? partial.data() + b * width : nullptr);
+          backward(r, dweight_part);
         }
       }
     });
-    if (sums) sum_blocks<T>(partial.data(), blocks, width, n, dweight);
+    if (sums) sum_blocks<T>(partial.get(), blocks, width, n, dweight);
   });
   return {dx, dweight};
 }
