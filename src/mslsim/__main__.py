@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: MIT
+from .cli import app
+
+app(prog_name="mslsim")

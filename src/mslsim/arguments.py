@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""Encodes the arguments of a launch as torch.mps does, and checks them against the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .report import Finding
+
+BUFFERS = 31
+MAX_THREADS = 1024
+MAX_THREADGROUP_BYTES = 32 * 1024
+
+# torch's names for arg_casts, and their numpy types.
+_CASTS: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+} | {
+    "float": np.dtype("float32"),
+    "float32": np.dtype("float32"),
+    "float16": np.dtype("float16"),
+    "half": np.dtype("float16"),
+    "bool": np.dtype("bool"),
+}
+
+
+class Uninitialized:
+    """A buffer whose contents have no meaning yet; see `uninitialized`."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def uninitialized(array: Any) -> Uninitialized:
+    """Marks a buffer as not written yet: a checked run reports reads before writes."""
+    return Uninitialized(array)
+
+
+@dataclass(slots=True)
+class Block:
+    """Memory behind one or more arguments: a whole storage, so that views of it stay views."""
+
+    address: int
+    size: int
+    index: int
+    initialized: bool = True
+    # Keeps what owns the memory alive.
+    owner: Any = None
+
+
+@dataclass(slots=True)
+class Bound:
+    """A buffer argument: a place in a block."""
+
+    index: int
+    block: Block
+    offset: int
+    # What was passed: "buffer", or the type of a scalar.
+    passed: str = "buffer"
+
+
+@dataclass(slots=True)
+class Encoded:
+    blocks: list[Block] = field(default_factory=list)
+    bound: list[Bound] = field(default_factory=list)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a torch tensor; torch itself is never imported."""
+    return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "untyped_storage")
+
+
+def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str | None) -> Encoded:
+    """Where every argument lies. Raises TypeError for what a kernel cannot take."""
+    out = Encoded()
+    known: dict[tuple[int, int], Block] = {}
+    for index, value in enumerate(args):
+        if value is None:
+            continue
+        initialized = not isinstance(value, Uninitialized)
+        if isinstance(value, Uninitialized):
+            value = value.array
+        if is_tensor(value) or isinstance(value, np.ndarray):
+            address, size, start = _extent(kernel, index, value)
+            passed = "buffer"
+        else:
+            cast = arg_casts if isinstance(arg_casts, str) else (arg_casts or {}).get(index)
+            value, passed = _scalar(kernel, index, value, cast)
+            address, size, start = value.ctypes.data, value.nbytes, value.ctypes.data
+        block = known.get((address, size))
+        if block is None:
+            block = Block(address, size, index, initialized, value)
+            known[(address, size)] = block
+            out.blocks.append(block)
+        out.bound.append(Bound(index, block, start - address, passed))
+    return out
+
+
+def _extent(kernel: str, index: int, value: Any) -> tuple[int, int, int]:
+    """Address and size of the whole storage, and where the view starts."""
+    if is_tensor(value):
+        if value.device.type != "cpu":
+            raise TypeError(
+                f"{kernel}: argument {index} must be on the CPU to be simulated, "
+                f"got a tensor on {value.device}"
+            )
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes(), value.data_ptr()
+    root = value
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    low, high = np.lib.array_utils.byte_bounds(root) if root.size else (root.ctypes.data,) * 2
+    return low, high - low, value.ctypes.data
+
+
+def _scalar(kernel: str, index: int, value: Any, cast: str | None) -> tuple[Any, str]:
+    if cast is not None and cast not in _CASTS:
+        raise ValueError(
+            f"{kernel}: arg_casts[{index}] must be one of {sorted(_CASTS)}, got {cast!r}"
+        )
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8).copy(), "bytes"
+    if isinstance(value, np.generic):
+        return np.array([value]), f"numpy.{value.dtype.name}"
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    natural: np.dtype[Any]
+    if isinstance(first, bool):
+        natural = np.dtype("bool")
+    elif isinstance(first, int):
+        natural = np.dtype("int64")
+    elif isinstance(first, float):
+        natural = np.dtype("float32")
+    else:
+        raise TypeError(
+            f"{kernel}: argument {index} must be a tensor, an array, a number, bytes or None, "
+            f"got {type(value).__name__}"
+        )
+    chosen = _CASTS[cast] if cast else natural
+    items = value if isinstance(value, (list, tuple)) else [value]
+    # As C does: an int that does not fit wraps around.
+    array = np.array(items, natural).astype(chosen)
+    return array, cast or type(first).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the kernel's own table: what a buffer or threadgroup parameter is."""
+
+    name: str
+    is_threadgroup: bool
+    index: int
+    size: int
+    read_only: bool
+    is_reference: bool
+    number: int  # 1: an integer, 2: a real, 0: anything else
+    is_constant: bool  # in the constant address space
+
+    @staticmethod
+    def read(parameter: tuple[str, bool], r: list[int]) -> Row:
+        """From a line of the table, and the name and address space in the source."""
+        name, constant = parameter
+        return Row(name, bool(r[0]), r[1], r[2], bool(r[3]), bool(r[4]), r[5], constant)
+
+
+def check_arguments(
+    kernel: str, rows: list[Row], encoded: Encoded, place: tuple[str, int], strict: bool
+) -> list[Finding]:
+    """Findings of kind "argument": what does not fit the kernel's parameters."""
+    findings = []
+    buffers = {r.index: r for r in rows if not r.is_threadgroup}
+
+    def add(message: str) -> None:
+        findings.append(Finding("argument", message, kernel, *place))
+
+    for bound in encoded.bound:
+        row = buffers.get(bound.index)
+        if row is None:
+            add(f"argument {bound.index} is given, but the kernel has no buffer({bound.index})")
+            continue
+        given = bound.block.size - bound.offset
+        what = f"{row.name} [[buffer({row.index})]]"
+        if row.is_reference and given < row.size:
+            add(f"{what} needs {row.size} bytes, got {given}")
+        elif strict and row.is_reference and bound.passed in ("int", "float", "bool"):
+            if given != row.size:
+                add(
+                    f"{what} is {row.size} bytes, a Python {bound.passed} is passed as {given}: "
+                    f"give arg_casts={{{row.index}: ...}} or a numpy scalar"
+                )
+            elif (bound.passed == "float") != (row.number == 2) and row.number:
+                kind = "an integer" if row.number == 1 else "a real number"
+                add(f"{what} is {kind}, got a Python {bound.passed}")
+    return findings
+
+
+def check_launch(
+    kernel: str,
+    place: tuple[str, int],
+    threads: tuple[int, int, int],
+    group: tuple[int, int, int],
+    buffers: Sequence[int],
+) -> list[Finding]:
+    """Findings of kind "limit": what no Apple GPU would launch."""
+    findings = []
+    total = group[0] * group[1] * group[2]
+    if total > MAX_THREADS:
+        findings.append(
+            f"a threadgroup has at most {MAX_THREADS} threads, got {total} from group_size={group}"
+        )
+    if min(threads) < 1 or min(group) < 1:
+        findings.append(f"the grid must not be empty, got threads={threads}, group_size={group}")
+    findings += [
+        f"buffer index must be below {BUFFERS}, got {i}" for i in buffers if not 0 <= i < BUFFERS
+    ]
+    return [Finding("limit", message, kernel, *place) for message in findings]
+
+
+def three(value: Any) -> tuple[int, int, int]:
+    """A size as torch takes it: a number or up to three of them."""
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    sizes = [int(v) for v in items] + [1, 1, 1]
+    return sizes[0], sizes[1], sizes[2]
+
+
+def copy_memory(target: int, source: int, size: int) -> None:
+    ctypes.memmove(target, source, size)

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+// How much a kernel moves and how often it waits.
+#pragma once
+
+#include "check.h"
+
+namespace msl {
+
+struct Counters : Check {
+  static constexpr unsigned kLineShift = 7;  // cache lines of 128 bytes
+  static constexpr unsigned kSampledGroups = 2;
+  static constexpr uint32_t kTable = 1 << 16;
+
+  // One bit for each byte of a buffer.
+  uint8_t* seen[2][kRegions];
+  // The group that last read each word of a buffer, plus one.
+  uint32_t* reader[kRegions];
+  // Sample of lines per simdgroup access: how often each lane was at each site, and the pairs of
+  // (site, time) and (site, time, line) met so far.
+  uint32_t* times = nullptr;
+  uint64_t accesses_met[kTable];
+  uint64_t lines_met[kTable];
+  uint32_t used = 0;
+  bool sampling = false;
+
+  void launch_begin(const Worker&) {
+    for (unsigned i = 0; i < kRegions; ++i) {
+      const Region& r = memory().regions[i];
+      const bool watched = i != kArenaRegion && r.bound;
+      for (int k = 0; k < 2; ++k) {
+        seen[k][i] = watched ? static_cast<uint8_t*>(lazy_zeros(map_bytes(i))) : nullptr;
+      }
+      reader[i] = watched ? static_cast<uint32_t*>(lazy_zeros(r.bytes + 16)) : nullptr;
+    }
+    times = static_cast<uint32_t*>(lazy_zeros(times_bytes()));
+    used = 0;
+  }
+  void launch_end(const Worker&) {
+    Session& s = *memory().session;
+    for (unsigned i = 0; i < kRegions; ++i) {
+      for (int k = 0; k < 2; ++k) {
+        if (!seen[k][i]) continue;
+        uint64_t bits = 0;
+        for (size_t b = 0; b < map_bytes(i) / 8; ++b) {
+          bits += static_cast<uint64_t>(
+              __builtin_popcountll(reinterpret_cast<uint64_t*>(seen[k][i])[b]));
+        }
+        (k ? s.counts[i].distinct_written : s.counts[i].distinct_read) = bits;
+        free_zeros(seen[k][i], map_bytes(i));
+      }
+      if (reader[i]) free_zeros(reader[i], memory().regions[i].bytes + 16);
+    }
+    free_zeros(times, times_bytes());
+  }
+  void group_begin(const Worker& w) {
+    memory().session->threads += w.group.threads;
+    sampling = w.group_index < kSampledGroups && used < kTable / 2;
+    if (sampling) {
+      for (uint32_t i = 0; i < kTable; ++i) accesses_met[i] = lines_met[i] = 0;
+      for (size_t i = 0; i < times_bytes() / 4; ++i) times[i] = 0;
+      used = 0;
+    }
+  }
+  void threadgroup_barrier(const Worker&, int) { ++memory().session->barriers; }
+  void collective(const Worker&, unsigned, int, int, uint32_t) { ++memory().session->collectives; }
+
+  bool access(const Worker& w, const Access& a) {
+    Session& s = *memory().session;
+    RegionCounts& c = s.counts[a.region];
+    (a.writes ? c.written : c.read) += a.size;
+    s.atomics += a.atomic;
+    if (uint8_t* map = seen[a.writes][a.region]) {
+      mark(map, a.offset, a.size);
+      if (!a.writes) count_fetched(w, a, c);
+      // The first simdgroup stands for the others of its group.
+      if (sampling && w.current < kSimdWidth) sample(w, a, s);
+    }
+    return true;
+  }
+
+ private:
+  static size_t map_bytes(unsigned region) {
+    return (memory().regions[region].bytes / 8 + 16) / 8 * 8;
+  }
+  static size_t times_bytes() { return size_t{kSimdWidth} * (memory().sites + 1) * 4; }
+
+  static void mark(uint8_t* map, uint64_t offset, uint32_t size) {
+    if (offset % 8 + size <= 8) {
+      map[offset / 8] |= static_cast<uint8_t>(((1u << size) - 1) << offset % 8);
+    } else if ((offset | size) % 8 == 0) {
+      for (uint32_t i = 0; i < size / 8; ++i) map[offset / 8 + i] = 0xff;
+    } else {
+      for (uint64_t b = offset; b < offset + size; ++b) {
+        map[b / 8] |= static_cast<uint8_t>(1u << b % 8);
+      }
+    }
+  }
+
+  // Words another group has read are taken to be in the cache; those this group has read before are
+  // not, because it could have kept them.
+  void count_fetched(const Worker& w, const Access& a, RegionCounts& c) {
+    const uint32_t mine = w.group_index + 1;
+    const uint64_t last = (a.offset + a.size - 1) / 4;
+    const uint32_t bytes = a.size < 4 ? a.size : 4;
+    for (uint64_t word = a.offset / 4; word <= last; ++word) {
+      uint32_t& group = reader[a.region][word];
+      if (group == 0 || group == mine) c.fetched += bytes;
+      // Parts of a word are read one after the other; the last one stands for it.
+      if ((a.offset + a.size) % 4 == 0 || word < last) group = mine;
+    }
+  }
+
+  void sample(const Worker& w, const Access& a, Session& s) {
+    const uint64_t time = ++times[(w.current % kSimdWidth) * (memory().sites + 1) + a.site];
+    const uint64_t key = (uint64_t{a.site} << 40 | time << 8 | a.region) * 2 + 1;
+    s.sampled_accesses += add(accesses_met, key);
+    const uint64_t last = (a.offset + a.size - 1) >> kLineShift;
+    for (uint64_t line = a.offset >> kLineShift; line <= last; ++line) {
+      s.sampled_lines += add(lines_met, key * 0x9e3779b97f4a7c15ull + line * 2 + 1);
+    }
+    if (used > kTable / 2) sampling = false;
+  }
+  // Whether `key` is new.
+  bool add(uint64_t* table, uint64_t key) {
+    uint32_t i = static_cast<uint32_t>((key * 0x9e3779b97f4a7c15ull) >> 48);
+    while (table[i] && table[i] != key) i = (i + 1) % kTable;
+    if (table[i]) return false;
+    table[i] = key;
+    ++used;
+    return true;
+  }
+};
+
+}  // namespace msl

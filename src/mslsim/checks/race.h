@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT
+// Two threads use one address, at least one writes, and no barrier stands between.
+//
+// Time is cut into intervals: a new one begins with every group and with every barrier that orders
+// the memory in question. Accesses of one interval by different threads are unordered, except
+// across a simdgroup_barrier of their common simdgroup; accesses of different groups always are,
+// unless both groups used a device-wide fence. Two writes of the same value are let pass.
+#pragma once
+
+#include "check.h"
+
+namespace msl {
+
+struct Race : Check {
+  // Of the last write and the last read(s): 0 in `interval` means none.
+  struct Stamp {
+    uint32_t interval;
+    uint32_t who;
+    uint32_t site;
+  };
+  struct Cell {
+    Stamp write;
+    Stamp read;
+  };
+  // Bits of `who`: thread, then these, then the simdgroup's own count of barriers.
+  static constexpr uint32_t kThread = 1023;
+  static constexpr uint32_t kManyOfSimdgroup = 1 << 10;
+  static constexpr uint32_t kManyOfGroup = 1 << 11;
+  static constexpr uint32_t kAtomic = 1 << 12;
+  static constexpr unsigned kEpochShift = 13;
+
+  // Cells cover 2^shift bytes: as coarse as the accesses allow.
+  struct Shadow {
+    Cell* cells;
+    unsigned shift;
+    uint64_t bytes;
+    uint64_t low, high;  // bytes touched so far
+  };
+  Shadow shadows[kRegions];
+  uint32_t clock[2];        // current interval of device [0] and threadgroup [1] memory
+  uint32_t group_first[2];  // first interval of the current group
+  uint32_t epoch[2][kMaxThreads / kSimdWidth];
+  // First device interval of each group that was run, and whether it used a device-wide fence.
+  struct GroupNote {
+    uint32_t first;
+    uint32_t group;
+    bool fenced;
+  };
+  // Two writes, of which the second is still to be carried out.
+  struct Pending {
+    bool active;
+    const char* address;
+    uint32_t size;
+    char before[16];
+    Found found;
+  };
+  Pending pending;
+  GroupNote* notes = nullptr;
+  size_t note_count = 0, note_room = 0;
+
+  void launch_begin(const Worker& w) {
+    pending.active = false;
+    clock[0] = clock[1] = 0;
+    note_count = 0;
+    note_room = 1;
+    for (int i = 0; i < 3; ++i) {
+      note_room *= (w.launch->threads[i] + w.launch->group_size[i] - 1) / w.launch->group_size[i];
+    }
+    notes = static_cast<GroupNote*>(lazy_zeros(note_room * sizeof(GroupNote)));
+    for (unsigned i = 0; i < kRegions; ++i) {
+      const Region& r = memory().regions[i];
+      const bool watched = i == kArenaRegion || (r.bound && !r.read_only);
+      shadows[i] = {nullptr, 4, i == kArenaRegion ? kArenaBytes : r.bytes, ~0ull, 0};
+      if (watched) shadows[i].cells = allocate(shadows[i]);
+    }
+  }
+
+  void launch_end(const Worker&) {
+    settle();
+    for (Shadow& s : shadows) {
+      if (s.cells) free_zeros(s.cells, cell_bytes(s));
+    }
+    free_zeros(notes, note_room * sizeof(GroupNote));
+  }
+
+  void group_begin(const Worker& w) {
+    for (int space = 0; space < 2; ++space) {
+      group_first[space] = ++clock[space];
+      for (uint32_t& e : epoch[space]) e = 0;
+    }
+    notes[note_count++] = {clock[0], w.group_index, false};
+  }
+
+  void group_end(const Worker&) { settle(); }
+
+  void threadgroup_barrier(const Worker&, int flags) {
+    settle();
+    if (flags & 1) ++clock[0];
+    if (flags & 2) ++clock[1];
+  }
+
+  void collective(const Worker&, unsigned g, int kind, int flags, uint32_t) {
+    if (kind != kSimdBarrier) return;
+    if (flags & 1) ++epoch[0][g];
+    if (flags & 2) ++epoch[1][g];
+  }
+
+  void fence(const Worker&, int flags, int scope) {
+    // 3: thread_scope_device.
+    if ((flags & 1) && scope == 3) notes[note_count - 1].fenced = true;
+  }
+
+  bool access(const Worker& w, const Access& a) {
+    settle();
+    Shadow& s = shadows[a.region];
+    if (!s.cells) return true;
+    while (s.shift > 0 && ((a.offset | a.size) & ((1u << s.shift) - 1))) refine(s, a);
+    if (a.offset < s.low) s.low = a.offset;
+    if (a.offset + a.size > s.high) s.high = a.offset + a.size;
+    const int space = a.region == kArenaRegion;
+    const uint32_t mine =
+        w.current | (a.atomic ? kAtomic : 0) | epoch[space][w.current / 32] << kEpochShift;
+    const uint64_t end = (a.offset + a.size - 1) >> s.shift;
+    for (uint64_t i = a.offset >> s.shift; i <= end; ++i) {
+      Cell& c = s.cells[i];
+      if (!ordered(c.write, mine, space)) report(w, a, c.write, 2);
+      if (a.writes) {
+        if (!ordered(c.read, mine, space)) report(w, a, c.read, 0);
+        c.write = {clock[space], mine, a.site};
+      } else {
+        remember_read(c.read, mine, a.site, space);
+      }
+    }
+    return true;
+  }
+
+ private:
+  // Whether an earlier access lies certainly before one by `mine` now.
+  bool ordered(const Stamp& s, uint32_t mine, int space) const {
+    if (s.interval == 0) return true;
+    if (s.who & mine & kAtomic) return true;
+    // Threadgroup memory of earlier groups is another memory.
+    if (s.interval < group_first[space]) return space == 1 || both_fenced(s.interval);
+    if (s.interval != clock[space]) return true;
+    if (s.who & kManyOfGroup) return false;
+    const bool same_thread = (s.who & kThread) == (mine & kThread);
+    if (same_thread && !(s.who & kManyOfSimdgroup)) return true;
+    const bool same_simdgroup = (s.who & kThread) / 32 == (mine & kThread) / 32;
+    return same_simdgroup && s.who >> kEpochShift != mine >> kEpochShift;
+  }
+
+  // Keeps what a later write needs: the reader, or that there were several.
+  void remember_read(Stamp& r, uint32_t mine, uint32_t site, int space) {
+    const bool fresh = r.interval != clock[space];
+    if (fresh || (r.who & kThread) == (mine & kThread) || (r.who & kAtomic)) {
+      if (fresh || !(r.who & (kManyOfGroup | kManyOfSimdgroup))) r = {clock[space], mine, site};
+      return;
+    }
+    if (r.who & kManyOfGroup) return;
+    if ((r.who & kThread) / 32 != (mine & kThread) / 32) {
+      r.who |= kManyOfGroup;
+    } else if (r.who >> kEpochShift != mine >> kEpochShift) {
+      // Earlier readers of this simdgroup are ordered before this one.
+      r = {clock[space], mine, site};
+    } else {
+      r.who |= kManyOfSimdgroup;
+    }
+  }
+
+  const GroupNote& note_of(uint32_t interval) const {
+    size_t low = 0, high = note_count;
+    while (high - low > 1) {
+      const size_t middle = (low + high) / 2;
+      (notes[middle].first <= interval ? low : high) = middle;
+    }
+    return notes[low];
+  }
+  bool both_fenced(uint32_t interval) const {
+    return notes[note_count - 1].fenced && note_of(interval).fenced;
+  }
+
+  void report(const Worker& w, const Access& a, const Stamp& other, uint32_t other_writes) {
+    Found f = found_at(w, kRace, a);
+    f.other_site = other.site;
+    f.other_thread = other.who & kThread;
+    f.other_group = a.region == kArenaRegion ? w.group_index : note_of(other.interval).group;
+    f.writes = (a.writes ? 1 : 0) | other_writes;
+    if (f.writes == 3 && !a.atomic && a.size <= sizeof(pending.before)) {
+      const char* address = memory().regions[a.region].address + a.offset;
+      pending.active = true;
+      pending.address = address;
+      pending.size = a.size;
+      for (uint32_t i = 0; i < a.size; ++i) pending.before[i] = address[i];
+      pending.found = f;
+    } else {
+      record(f);
+    }
+  }
+
+  // The write that was pending has happened: it is a race if it changed anything.
+  void settle() {
+    if (__builtin_expect(!pending.active, 1)) return;
+    pending.active = false;
+    for (uint32_t i = 0; i < pending.size; ++i) {
+      if (pending.address[i] != pending.before[i]) {
+        record(pending.found);
+        return;
+      }
+    }
+  }
+
+  static size_t cell_bytes(const Shadow& s) { return ((s.bytes >> s.shift) + 2) * sizeof(Cell); }
+  static Cell* allocate(const Shadow& s) { return static_cast<Cell*>(lazy_zeros(cell_bytes(s))); }
+
+  // Makes cells small enough for `a`, keeping what is known.
+  static void refine(Shadow& s, const Access& a) {
+    Shadow fine = s;
+    while (fine.shift > 0 && ((a.offset | a.size) & ((1u << fine.shift) - 1))) --fine.shift;
+    fine.cells = allocate(fine);
+    const unsigned step = s.shift - fine.shift;
+    if (s.low < s.high) {
+      for (uint64_t i = s.low >> fine.shift; i <= (s.high - 1) >> fine.shift; ++i) {
+        fine.cells[i] = s.cells[i >> step];
+      }
+    }
+    free_zeros(s.cells, cell_bytes(s));
+    s = fine;
+  }
+};
+
+}  // namespace msl

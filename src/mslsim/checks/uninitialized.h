@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// Reads of threadgroup memory, and of buffers marked as uninitialised, before anything was written.
+#pragma once
+
+#include "check.h"
+
+namespace msl {
+
+struct Uninitialized : Check {
+  // One byte for each byte: 1 once written. Null where all of a buffer has a value from the start.
+  uint8_t* written[kRegions];
+  size_t high = 0;
+
+  void launch_begin(const Worker&) {
+    for (unsigned i = 0; i < kRegions; ++i) {
+      const Region& r = memory().regions[i];
+      const bool watched = i == kArenaRegion || (r.bound && !r.initialized);
+      written[i] = watched ? static_cast<uint8_t*>(lazy_zeros(size_of(i))) : nullptr;
+    }
+    high = 0;
+  }
+  void launch_end(const Worker&) {
+    for (unsigned i = 0; i < kRegions; ++i) {
+      if (written[i]) free_zeros(written[i], size_of(i));
+    }
+  }
+  void group_begin(const Worker&) {
+    for (size_t i = 0; i < high; ++i) written[kArenaRegion][i] = 0;
+    high = 0;
+  }
+  bool access(const Worker& w, const Access& a) {
+    uint8_t* at = written[a.region];
+    if (!at) return true;
+    at += a.offset;
+    if (a.writes) {
+      // An atomic update reads too, but what it starts from is checked by a plain read as well.
+      for (uint32_t i = 0; i < a.size; ++i) at[i] = 1;
+      if (a.region == kArenaRegion && a.offset + a.size > high) high = a.offset + a.size;
+      return true;
+    }
+    bool all = true;
+    for (uint32_t i = 0; i < a.size; ++i) all = all && at[i];
+    if (!all) record(found_at(w, kUninitialized, a));
+    return true;
+  }
+
+ private:
+  static size_t size_of(unsigned region) {
+    return (region == kArenaRegion ? kArenaBytes : memory().regions[region].bytes) + 16;
+  }
+};
+
+}  // namespace msl

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""The command line: check, run and lint kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from . import lint as lint_source
+from . import run as run_kernel
+from .arguments import Uninitialized
+from .report import Finding, Report
+from .spec import Spec
+from .spec import load as load_spec
+
+app = typer.Typer(help="Run and check Metal compute kernels on any machine.", no_args_is_help=True)
+_console = Console(highlight=False, soft_wrap=True)
+
+Metal = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Metal source file")]
+Launch = Annotated[
+    Path, typer.Option("--spec", exists=True, dir_okay=False, help="launch file (TOML)")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Include = Annotated[list[Path] | None, typer.Option("-I", help="folder for #include")]
+
+
+def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | None) -> Report:
+    options = {"name": str(kernel), **spec.options}
+    folders = [str(kernel.parent), *map(str, include or ()), *spec.options.get("include", ())]
+    options["include"] = folders
+    if checks is not None:
+        options["checks"] = checks
+    return run_kernel(
+        kernel.read_text(), spec.kernel, spec.arguments, spec.threads, spec.group_size, **options
+    )
+
+
+def _print(findings: list[Finding]) -> None:
+    for f in findings:
+        where = f"{f.file}:{f.line}: " if f.line else ""
+        _console.print(f"[bold]{where}[/][red]{f.kind}:[/] {f.message}", markup=True)
+
+
+@app.command()
+def check(kernel: Metal, spec: Launch, as_json: Json = False, include: Include = None) -> None:
+    """Run a kernel under all checks; exit with 1 when something is found."""
+    report = _run(kernel, load_spec(spec), include, None)
+    if as_json:
+        print(report.to_json())
+    else:
+        _print(report.findings)
+        count = len(report.findings)
+        verdict = "no findings" if report.ok else f"{count} finding{'s' if count > 1 else ''}"
+        _console.print(f"{report.kernel}: {verdict}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def run(
+    kernel: Metal,
+    spec: Launch,
+    output: Annotated[Path, typer.Option("-o", help="folder for the results")] = Path("."),
+    as_json: Json = False,
+    include: Include = None,
+) -> None:
+    """Run a kernel without checks and write its buffers as .npy files."""
+    launch = load_spec(spec)
+    report = _run(kernel, launch, include, "none")
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, value in zip(launch.names, launch.arguments, strict=True):
+        array = value.array if isinstance(value, Uninitialized) else value
+        if isinstance(array, np.ndarray):
+            np.save(output / f"{name}.npy", array)
+            written.append(str(output / f"{name}.npy"))
+    if as_json:
+        print(json.dumps({**json.loads(report.to_json()), "outputs": written}, indent=2))
+    else:
+        _print(report.findings)
+        for path in written:
+            _console.print(f"wrote {path}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def lint(
+    kernel: Metal,
+    as_json: Json = False,
+    include: Include = None,
+    define: Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")] = None,
+) -> None:
+    """Report what Apple's compiler would refuse, without running anything."""
+    defines = dict(d.partition("=")[::2] for d in define or ())
+    findings = lint_source(
+        kernel.read_text(),
+        name=str(kernel),
+        include=[str(kernel.parent), *map(str, include or ())],
+        defines={k: v or "1" for k, v in defines.items()},
+    )
+    if as_json:
+        print(json.dumps([asdict(f) for f in findings], indent=2))
+    else:
+        _print(findings)
+    raise typer.Exit(1 if findings else 0)

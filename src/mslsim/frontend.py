@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Metal source text to C++: preprocess, check, rewrite."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .compiler import CommandFailed, Toolchain
+from .frontend_kernels import Found, Kernel, find_kernels
+from .frontend_rewrite import Constants, Rewriter
+from .frontend_scopes import find_functions
+from .frontend_strict import strictness
+from .frontend_tokens import Stream, SyntaxProblem, tokenize
+from .report import CompileError, Finding
+
+# Headers that the machine provides; a kernel source includes them by name.
+_STANDARD = [
+    "metal_stdlib", "metal_array", "metal_atomic", "metal_common", "metal_compute",
+    "metal_config", "metal_geometric", "metal_graphics", "metal_integer", "metal_limits",
+    "metal_logging", "metal_math", "metal_matrix", "metal_numeric", "metal_pack",
+    "metal_relational", "metal_simdgroup", "metal_simdgroup_matrix", "metal_texture",
+    "metal_types", "metal_type_traits", "metal_uniform", "metal_quadgroup", "simd/simd.h",
+]  # fmt: skip
+_DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (error|fatal error|warning): (.*)$")
+_SYNCHRONISES = re.compile(r"^(simd_|quad_|simdgroup_|threadgroup_barrier$|__metal_simd_)")
+
+
+@dataclass(slots=True)
+class Source:
+    """A kernel source and how to read it."""
+
+    text: str
+    name: str = "source.metal"
+    include: Sequence[str] = ()
+    defines: Mapping[str, str | int | float] = field(default_factory=dict)
+    constants: Constants = field(default_factory=dict)
+    version: int = 320
+    strict: bool = True
+
+    def describe(self) -> str:
+        """Everything that decides the result, as text."""
+        return repr(
+            (
+                self.text,
+                self.name,
+                list(self.include),
+                sorted(self.defines.items()),
+                sorted(self.constants.items()),
+                self.version,
+                self.strict,
+            )
+        )
+
+
+@dataclass(slots=True)
+class Parsed:
+    """A source after the front end, ready to be written out for some of its kernels."""
+
+    stream: Stream
+    found: Found
+    findings: list[Finding]
+    # Other files the text came from, with a digest of their contents.
+    dependencies: dict[str, str]
+    # Kernels that reach a barrier, a collective or threadgroup memory.
+    synchronised: set[str]
+    constants: Constants
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return self.found.kernels
+
+    def to_cpp(self, kernels: list[Kernel], checked: bool) -> str:
+        plain = {k.name for k in kernels if k.name not in self.synchronised}
+        rewriter = Rewriter(self.stream, self.found, self.constants)
+        return rewriter.run(kernels, set() if checked else plain)
+
+
+def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
+    """Reads `source`. Raises CompileError where it is not Metal at all."""
+    flags = ["-I", str(stand_ins), f"-D__METAL_VERSION__={source.version}"]
+    flags += ["-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_SIMDGROUP_MATRIX__=1"]
+    flags += ["-D__HAVE_ATOMIC_FLOAT__=1", "-D__HAVE_SIMDGROUP_REDUCTION__=1", "-D__clang__=1"]
+    flags += ["-D__HAVE_BFLOAT__=1"] if source.version >= 310 else []
+    flags += [part for folder in source.include for part in ("-I", str(folder))]
+    flags += [f"-D{name}={_macro(value)}" for name, value in source.defines.items()]
+    try:
+        text = tools.preprocess(source.text, source.name, flags)
+    except CommandFailed as failure:
+        raise CompileError(diagnostics(failure.text)) from None
+    stream = Stream(tokenize(text))
+    try:
+        found = find_kernels(stream)
+        findings = strictness(stream, found, source.version) if source.strict else []
+    except SyntaxProblem as problem:
+        place = (problem.token.file, problem.token.line)
+        raise CompileError([Finding("compile", str(problem), "", *place)]) from None
+    return Parsed(
+        stream,
+        found,
+        findings,
+        _dependencies(stream, source.name, stand_ins),
+        _synchronised(stream, found),
+        source.constants,
+    )
+
+
+def write_stand_ins(folder: Path) -> None:
+    """Empty files for the standard headers, whose contents the machine brings."""
+    for name in _STANDARD:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#pragma once\n")
+
+
+def diagnostics(text: str) -> list[Finding]:
+    """Compiler output as findings."""
+    found = []
+    for line in text.splitlines():
+        match = _DIAGNOSTIC.match(line)
+        if match:
+            kind = "uninitialized" if match[4] == "warning" else "compile"
+            found.append(Finding(kind, _plain(match[5]), "", match[1], int(match[2])))
+    return found or [Finding("compile", text.strip() or "the compiler failed without a message")]
+
+
+def _plain(message: str) -> str:
+    """Metal's words for the machine's types, and no option names."""
+    message = message.replace("_Float16", "half")
+    return re.sub(r" \[-W[\w-]+\]$", "", message)
+
+
+def _macro(value: str | int | float) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _dependencies(stream: Stream, name: str, stand_ins: Path) -> dict[str, str]:
+    files = {t.file for t in stream.tokens} - {name, "?"}
+    known = {}
+    for file in files:
+        path = Path(file)
+        if stand_ins not in path.parents and path.is_file():
+            known[file] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return known
+
+
+def _synchronised(s: Stream, found: Found) -> set[str]:
+    """Kernels from which a synchronising name seems to be reached, by the words of function
+    bodies. Functions of one name are taken together; the build confirms what is left out here."""
+    words: dict[str, set[str]] = {}
+    for function in find_functions(s):
+        body = words.setdefault(function.name, set())
+        body.update(s[k] for k in range(function.begin, function.end))
+    reached = set()
+    for kernel in found.kernels:
+        pending, visited = [kernel.function, "operator"], set()
+        while pending:
+            name = pending.pop()
+            if name in visited:
+                continue
+            visited.add(name)
+            body = words.get(name, set())
+            if any(_SYNCHRONISES.match(w) or w == "threadgroup" for w in body):
+                reached.add(kernel.name)
+                break
+            pending += [w for w in body if w in words]
+    return reached

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""Runs a kernel with checks, in processes of its own that live from run to run."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from .arguments import Encoded, Row, copy_memory
+from .build import Build
+from .findings import counters, describe, limit_findings, stopped
+from .frontend_rewrite import symbol
+from .native import ORDERS
+from .process import Died, Worker
+from .report import Finding, Report
+from .worker import BUFFERS, SESSION_BYTES
+
+_BITS = {
+    "bounds": 1,
+    "race": 2,
+    "uninitialized": 4,
+    "divergence": 8,
+    "counters": 16,
+    "schedule": 32,
+}
+_PAGE = 65536
+# From this many threads on, schedules are compared in a second process at the same time.
+_TWO_PROCESSES_FROM = 65536
+
+lock = threading.Lock()
+_workers: dict[tuple[int, int], Worker] = {}
+
+
+def worker(index: int = 0) -> Worker:
+    """A worker of this process; a fork gets its own."""
+    key = (os.getpid(), index)
+    if key not in _workers:
+        _workers[key] = Worker()
+        atexit.register(_workers[key].close)
+    return _workers[key]
+
+
+@dataclass(slots=True)
+class Job:
+    """A launch to be checked."""
+
+    kernel: str
+    build: Build
+    rows: list[Row]
+    encoded: Encoded
+    threads: tuple[int, int, int]
+    group: tuple[int, int, int]
+    threadgroup_memory: dict[int, int]
+    order: str
+    checks: frozenset[str]
+    timeout: float
+    place: tuple[str, int]
+
+    @property
+    def groups(self) -> int:
+        count = 1
+        for size, step in zip(self.threads, self.group, strict=True):
+            count *= -(-size // step)
+        return count
+
+    def offsets(self) -> list[int]:
+        """Where each block lies in the shared file, and the end of all."""
+        places = [SESSION_BYTES]
+        for block in self.encoded.blocks:
+            places.append(places[-1] + (block.size + _PAGE - 1) // _PAGE * _PAGE)
+        return places
+
+    def start(self, w: Worker, checks: frozenset[str]) -> None:
+        """Copies the buffers and sets the worker to work."""
+        offsets = self.offsets()
+        w.reserve(offsets[-1])
+        session = w.session
+        ctypes.memset(ctypes.addressof(session), 0, ctypes.sizeof(session))
+        session.checks = sum(bit for name, bit in _BITS.items() if name in checks)
+        session.order = ORDERS[self.order]
+        constant = {r.index for r in self.rows if r.read_only}
+        buffers = []
+        for region, block in enumerate(self.encoded.blocks):
+            info = session.regions[region]
+            info.file_offset, info.bytes, info.bound = offsets[region], block.size, 1
+            info.initialized = block.initialized
+            using = [b for b in self.encoded.bound if b.block is block]
+            info.read_only = all(b.index in constant for b in using)
+            buffers += [(b.index, region, b.offset) for b in using]
+            copy_memory(w.address() + offsets[region], block.address, block.size)
+        # A buffer that is not bound has an empty slot, past those in use.
+        free = min(len(self.encoded.blocks), BUFFERS - 1)
+        bound = {b.index for b in self.encoded.bound}
+        buffers += [
+            (r.index, free, 0) for r in self.rows if not r.is_threadgroup and r.index not in bound
+        ]
+        w.send(self._request(buffers))
+
+    def _request(self, buffers: list[tuple[int, int, int]]) -> dict[str, Any]:
+        return {
+            "action": "run",
+            "library": str(self.build.library),
+            "symbol": f"msl_thread_{symbol(self.kernel)}",
+            "sites": len(self.build.sites),
+            "buffers": buffers,
+            "threadgroup_memory": sorted(self.threadgroup_memory.items()),
+            "threads": self.threads,
+            "group_size": self.group,
+            "order": ORDERS[self.order],
+            "synchronised": int(self.kernel in self.build.synchronised),
+        }
+
+    def finish(self, w: Worker) -> list[Finding]:
+        """Waits for the worker and reads what it found."""
+        findings = []
+        try:
+            if w.wait(self.timeout) != "done":
+                raise MemoryError(f"mslsim: {self.kernel}: the buffers do not fit into memory")
+        except Died as death:
+            findings.append(
+                stopped(
+                    self.kernel, w.session, self.build.sites, self.place, death.hung, self.timeout
+                )
+            )
+        names = _names(self.rows, self.encoded)
+        return findings + describe(self.kernel, w.session, self.build.sites, names, self.place)
+
+    def copy_back(self, w: Worker) -> None:
+        for region, (block, offset) in enumerate(
+            zip(self.encoded.blocks, self.offsets(), strict=False)
+        ):
+            if not w.session.regions[region].read_only:
+                copy_memory(block.address, w.address() + offset, block.size)
+
+
+def run(job: Job) -> Report:
+    """Runs the grid under the given checks; the caller's memory is changed as the kernel did."""
+    size = job.threads[0] * job.threads[1] * job.threads[2]
+    apart = "schedule" in job.checks and size >= _TWO_PROCESSES_FROM
+    with lock:
+        w = worker()
+        job.start(w, job.checks - {"schedule"} if apart else job.checks)
+        if apart:
+            job.start(worker(1), frozenset({"schedule"}))
+        findings = job.finish(w)
+        if apart and findings:
+            worker(1).stop()
+        elif apart:
+            findings = job.finish(worker(1))
+        if "limits" in job.checks:
+            findings += limit_findings(job.kernel, w.session, job.place)
+        if "uninitialized" in job.checks:
+            findings += [
+                Finding(f.kind, f.message, job.kernel, f.file, f.line) for f in job.build.findings
+            ]
+        counted = (
+            counters(w.session, job.rows, job.encoded, job.groups)
+            if "counters" in job.checks
+            else {}
+        )
+        job.copy_back(w)
+    return Report(job.kernel, findings, counted)
+
+
+def _names(rows: list[Row], encoded: Encoded) -> dict[int, str]:
+    """What to call each region: the parameter it was first passed for."""
+    parameters = {r.index: r.name for r in rows if not r.is_threadgroup}
+    return {
+        region: f"{parameters.get(block.index, '?')} [[buffer({block.index})]]"
+        for region, block in enumerate(encoded.blocks)
+    }

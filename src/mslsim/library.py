@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Compiled libraries and their kernels, callable like those of torch.mps.compile_shader."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from . import isolated, native
+from .arguments import (
+    MAX_THREADGROUP_BYTES,
+    Row,
+    check_arguments,
+    check_launch,
+    encode,
+    is_tensor,
+    three,
+)
+from .build import BUILD_ALL_UP_TO, Build, Builder
+from .frontend import Source
+from .report import CompileError, Finding, KernelError, LaunchError, Report
+from .worker import Launch
+
+CHECKS = frozenset(
+    {"bounds", "race", "uninitialized", "divergence", "schedule", "counters", "limits"}
+)
+
+
+def chosen_checks(checks: str | Collection[str]) -> frozenset[str]:
+    """The set behind "all", "none" or an explicit choice."""
+    if checks == "all":
+        return CHECKS
+    if checks == "none":
+        return frozenset()
+    names = frozenset([checks] if isinstance(checks, str) else checks)
+    if names - CHECKS:
+        raise ValueError(
+            f"checks must be 'all', 'none' or from {sorted(CHECKS)}, got {sorted(names - CHECKS)}"
+        )
+    return names
+
+
+class Library:
+    """A compiled source. Its kernels are attributes."""
+
+    def __init__(
+        self, source: Source, checks: frozenset[str], on_finding: str, timeout: float
+    ) -> None:
+        self._checks = checks
+        self._on_finding = on_finding
+        self._timeout = timeout
+        self._strict = source.strict
+        self._builder = Builder(source, bool(checks))
+        self._kernels: dict[str, Kernel] = {}
+        if self._builder.index.findings:
+            raise CompileError(self._builder.index.findings)
+        if len(self._builder.index.kernels) <= BUILD_ALL_UP_TO:
+            self._builder.build(next(iter(self._builder.index.kernels), ""))
+
+    def __getattr__(self, name: str) -> Kernel:
+        if name.startswith("_") or name not in self._builder.index.kernels:
+            raise AttributeError(
+                f"no kernel '{name}'; there are {sorted(self._builder.index.kernels)}"
+            )
+        return self[name]
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            self._kernels[name] = Kernel(self, name)
+        return self._kernels[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._builder.index.kernels)
+
+
+class Kernel:
+    """One kernel of a library."""
+
+    def __init__(self, library: Library, name: str) -> None:
+        self.name = name
+        self._library = library
+        index = library._builder.index.kernels
+        if name not in index:
+            raise KeyError(f"no kernel '{name}'; there are {sorted(index)}")
+        self._place = (str(index[name]["file"]), int(index[name]["line"]))
+        self._parameters = [
+            (str(p["name"]), "constant" in str(p["declared"]).split())
+            for p in index[name]["parameters"]
+        ]
+        self._built: Build | None = None
+        self._rows: list[Row] | None = None
+
+    def _build(self) -> Build:
+        if self._built is None:
+            self._built = self._library._builder.build(self.name)
+        return self._built
+
+    def _table(self) -> list[Row]:
+        if self._rows is None:
+            if self._library._checks:
+                path = self._build().library
+                with isolated.lock:
+                    self._rows = isolated.worker().table(path, self.name, self._parameters)
+            else:
+                library = native.open_library(self._build().library)
+                self._rows = native.read_table(library, self.name, self._parameters)
+        return self._rows
+
+    def __call__(
+        self,
+        *args: Any,
+        threads: Any = None,
+        group_size: Any = None,
+        arg_casts: Mapping[int, str] | str | None = None,
+        threadgroup_memory: Mapping[int, int] | None = None,
+        order: str = "ascending",
+    ) -> Report:
+        """Runs the kernel on `args`, which are changed in place."""
+        report = self.run(args, threads, group_size, arg_casts, threadgroup_memory, order)
+        if report.findings and self._library._on_finding == "raise":
+            raise KernelError(report.findings)
+        return report
+
+    def run(
+        self,
+        args: Sequence[Any],
+        threads: Any,
+        group_size: Any,
+        arg_casts: Mapping[int, str] | str | None = None,
+        threadgroup_memory: Mapping[int, int] | None = None,
+        order: str = "ascending",
+    ) -> Report:
+        """As calling the kernel, but findings are only returned."""
+        if order not in native.ORDERS:
+            raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
+        encoded = encode(self.name, args, arg_casts)
+        if threads is None:
+            threads = _elements(self.name, args)
+        grid = three(threads)
+        group = three(group_size) if group_size is not None else (min(1024, grid[0]), 1, 1)
+        rows = self._table()
+        memory = dict(threadgroup_memory or {})
+        findings = check_launch(self.name, self._place, grid, group, [r.index for r in rows])
+        if findings:
+            raise LaunchError(findings)
+        findings = check_arguments(self.name, rows, encoded, self._place, self._library._strict)
+        if findings:
+            raise LaunchError(findings)
+        if self._library._checks:
+            job = isolated.Job(
+                self.name, self._build(), rows, encoded, grid, group, memory, order,
+                self._library._checks, self._library._timeout, self._place,
+            )  # fmt: skip
+            return isolated.run(job)
+        launch = native.run(self._build(), self.name, encoded, grid, group, memory, order)
+        return Report(self.name, self._unchecked_findings(launch))
+
+    def _unchecked_findings(self, launch: Launch) -> list[Finding]:
+        findings = []
+        if launch.failed:
+            findings.append(
+                Finding(
+                    "divergence",
+                    "a threadgroup_barrier was not reached by all threads of the group; "
+                    "run with checks for the line",
+                    self.name,
+                    *self._place,
+                )
+            )
+        if launch.static_threadgroup_bytes > MAX_THREADGROUP_BYTES:
+            findings.append(
+                Finding(
+                    "limit",
+                    f"threadgroup memory is at most {MAX_THREADGROUP_BYTES} bytes, "
+                    f"the kernel uses {launch.static_threadgroup_bytes}",
+                    self.name,
+                    *self._place,
+                )
+            )
+        return findings
+
+
+def _elements(kernel: str, args: Sequence[Any]) -> int:
+    for value in args:
+        if is_tensor(value):
+            return int(value.numel())
+        if hasattr(value, "size"):
+            return int(value.size)
+    raise ValueError(f"{kernel}: threads must be given when no argument is a tensor or array")

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+// A checked launch: the entry points that instrumented code calls, guards against crashes, and the
+// comparison of schedules. Included by machine.cpp, once.
+#pragma once
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../checks/observers.h"
+
+namespace msl {
+
+bool run_grid(Launch& launch);
+
+void* lazy_zeros(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0);
+  if (p == MAP_FAILED) abort();
+  return p;
+}
+void free_zeros(void* p, size_t bytes) { munmap(p, bytes); }
+
+namespace {
+
+sigjmp_buf g_host;
+volatile sig_atomic_t g_running = 0;
+
+char* slot_address(unsigned region) { return memory().base + region * kSlotBytes + kSlotBytes / 2; }
+
+bool reserve_slots() {
+  Memory& m = memory();
+  if (m.base) return true;
+  void* p = mmap(nullptr, kRegions * kSlotBytes, PROT_NONE, kLazyMemory, -1, 0);
+  if (p == MAP_FAILED) return false;
+  m.base = static_cast<char*>(p);
+  char* arena = slot_address(kArenaRegion);
+  if (mprotect(arena, kArenaBytes, PROT_READ | PROT_WRITE)) return false;
+  m.regions[kArenaRegion] = {arena, kArenaBytes, true, false, false, false};
+  return true;
+}
+
+// Leaves the kernel for good, from wherever it stands.
+[[noreturn]] void leave_kernel() { siglongjmp(g_host, 1); }
+
+void record_here(FindingKind kind, uint32_t site) {
+  const Worker& w = here();
+  Found f{};
+  f.kind = kind;
+  f.site = site;
+  f.thread = w.current;
+  f.group = w.group_index;
+  f.other_thread = f.other_group = f.region = kNone;
+  record(f);
+}
+
+void on_signal(int signal_number, siginfo_t*, void*) {
+  if (!g_running) {
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+    return;
+  }
+  record_here(signal_number == SIGFPE ? kDivisionByZero : kCrash, memory().session->site);
+  leave_kernel();
+}
+
+void catch_signals() {
+  static bool done = false;
+  if (done) return;
+  done = true;
+  const size_t bytes = 64 * 1024;
+  stack_t stack{};
+  stack.ss_sp = lazy_zeros(bytes);
+  stack.ss_size = bytes;
+  sigaltstack(&stack, nullptr);
+  struct sigaction action{};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+  for (int s : signals) sigaction(s, &action, nullptr);
+}
+
+MSL_INLINE void touch(const volatile void* address, uint32_t size, bool writes, bool atomic,
+                      uint32_t site) {
+  Memory& m = memory();
+  Observers& o = observers();
+  m.session->site = site;
+  if (!o.watching) return;
+  const char* p = const_cast<const char*>(static_cast<const volatile char*>(address));
+  const uint64_t distance = static_cast<uint64_t>(p - m.base);
+  // Elsewhere lie the thread's own memory and the constants of the program.
+  const uint64_t region = distance >> kSlotShift;
+  if (region >= kRegions) return;
+  const uint64_t offset = distance - (region << kSlotShift) - kSlotBytes / 2;
+  const Access a{offset, size, site, static_cast<uint32_t>(region), writes, atomic};
+  if (!o.access(here(), a)) leave_kernel();
+}
+
+// True when the grid ran to its end.
+bool run_guarded(Launch& launch, bool watch) {
+  Observers& o = observers();
+  Worker* w = worker(0);
+  if (!w || !reserve_stacks()) abort();
+  w->prepare(launch, 0);
+  o.watching = watch;
+  o.launch_begin(*w);
+  bool completed = false;
+  if (sigsetjmp(g_host, 1) == 0) {
+    g_running = 1;
+    completed = run_grid(launch) && !launch.failed;
+  }
+  g_running = 0;
+  o.launch_end(*w);
+  o.watching = false;
+  return completed;
+}
+
+struct Copies {
+  char* of[kBuffers];
+  void take() {
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      const Region& r = memory().regions[i];
+      of[i] = nullptr;
+      if (!r.bound || r.read_only || !r.bytes) continue;
+      of[i] = static_cast<char*>(malloc(r.bytes));
+      if (!of[i]) abort();
+      memcpy(of[i], r.address, r.bytes);
+    }
+  }
+  void put_back() const {
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      if (of[i]) memcpy(memory().regions[i].address, of[i], memory().regions[i].bytes);
+    }
+  }
+  void drop() {
+    for (char* p : of) free(p);
+  }
+};
+
+// Sums of floats in another order may differ by rounding.
+bool differs(const Region& r, const char* before, uint64_t at) {
+  if (r.address[at] == before[at]) return false;
+  if (!r.float_atomics) return true;
+  float a, b;
+  memcpy(&a, r.address + at / 4 * 4, 4);
+  memcpy(&b, before + at / 4 * 4, 4);
+  const float size = __builtin_fabsf(a) + __builtin_fabsf(b);
+  return !(__builtin_fabsf(a - b) <= 1e-4f * size + 1e-5f);
+}
+
+void compare_schedules(Launch& launch, const Copies& inputs, int first_order) {
+  Copies result;
+  result.take();
+  const int orders[] = {kAscending, kDescending, kRandom};
+  for (int order : orders) {
+    if (order == first_order || memory().session->found_count) continue;
+    inputs.put_back();
+    launch.order = order;
+    launch.seed = 12345;
+    if (!run_guarded(launch, false)) break;
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      const Region& r = memory().regions[i];
+      if (!result.of[i] || !memcmp(r.address, result.of[i], r.bytes)) continue;
+      uint64_t at = 0;
+      while (at < r.bytes && !differs(r, result.of[i], at)) ++at;
+      if (at == r.bytes) continue;
+      Found f{};
+      f.kind = kScheduleDependence;
+      f.thread = f.other_thread = f.group = f.other_group = kNone;
+      f.region = i;
+      f.size = static_cast<uint32_t>(order);
+      f.offset = static_cast<int64_t>(at);
+      record(f);
+    }
+  }
+  result.put_back();
+  result.drop();
+}
+
+}  // namespace
+
+void* observed_arena() { return memory().regions[kArenaRegion].address; }
+
+}  // namespace msl
+
+extern "C" {
+// Maps the buffers of `session` from the file behind `fd`; 0 on success.
+int msl_map(msl::Session* session, int fd, uint32_t sites) {
+  using namespace msl;
+  if (!reserve_slots()) return -1;
+  catch_signals();
+  Memory& m = memory();
+  m.session = session;
+  m.sites = sites;
+  for (unsigned i = 0; i < kBuffers; ++i) {
+    const RegionInfo& info = session->regions[i];
+    Region& r = m.regions[i];
+    if (r.address && r.bytes) {
+      mmap(r.address, r.bytes, PROT_NONE, kLazyMemory | MAP_FIXED, -1, 0);
+    }
+    r = {slot_address(i),       info.bytes, info.bound != 0, info.read_only != 0,
+         info.initialized != 0, false};
+    if (!info.bound || !info.bytes) continue;
+    if (info.bytes > kSlotBytes / 2) return -1;
+    if (mmap(r.address, info.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+             static_cast<off_t>(info.file_offset)) == MAP_FAILED) {
+      return -1;
+    }
+  }
+  return 0;
+}
+void* msl_region(uint32_t i) { return msl::slot_address(i); }
+
+int msl_run_checked(msl::Launch* launch) {
+  using namespace msl;
+  Session& s = *memory().session;
+  observers().checks = s.checks;
+  Copies inputs{};
+  const bool schedules = s.checks & kCheckSchedule;
+  if (schedules) inputs.take();
+  const bool completed = run_guarded(*launch, true);
+  s.threadgroup_bytes = launch->static_threadgroup_bytes;
+  if (schedules) {
+    if (completed && !s.found_count) compare_schedules(*launch, inputs, launch->order);
+    inputs.drop();
+  }
+  return 0;
+}
+
+#define MSL_ENTRIES(n)                                                                            \
+  void __tsan_read##n(void* p, uint32_t site) { msl::touch(p, n, false, false, site); }           \
+  void __tsan_write##n(void* p, uint32_t site) { msl::touch(p, n, true, false, site); }           \
+  void __tsan_unaligned_read##n(void* p, uint32_t site) { msl::touch(p, n, false, false, site); } \
+  void __tsan_unaligned_write##n(void* p, uint32_t site) { msl::touch(p, n, true, false, site); }
+MSL_ENTRIES(1)
+MSL_ENTRIES(2)
+MSL_ENTRIES(4)
+MSL_ENTRIES(8)
+MSL_ENTRIES(16)
+void __tsan_init(void) {}
+void* __tsan_memcpy(void* to, const void* from, size_t n, uint32_t site) {
+  msl::touch(from, static_cast<uint32_t>(n), false, false, site);
+  msl::touch(to, static_cast<uint32_t>(n), true, false, site);
+  return memcpy(to, from, n);
+}
+void* __tsan_memmove(void* to, const void* from, size_t n, uint32_t site) {
+  msl::touch(from, static_cast<uint32_t>(n), false, false, site);
+  msl::touch(to, static_cast<uint32_t>(n), true, false, site);
+  return memmove(to, from, n);
+}
+void* __tsan_memset(void* to, int value, size_t n, uint32_t site) {
+  msl::touch(to, static_cast<uint32_t>(n), true, false, site);
+  return memset(to, value, n);
+}
+void msl_atomic(const volatile void* p, unsigned size, int writes, uint32_t site) {
+  msl::touch(p, size, writes != 0, true, site);
+  const uint64_t region =
+      static_cast<uint64_t>(static_cast<const volatile char*>(p) - msl::memory().base) >>
+      msl::kSlotShift;
+  if (writes == 2 && region < msl::kBuffers) msl::memory().regions[region].float_atomics = true;
+}
+void msl_fence(int flags, int scope, uint32_t) { MSL_NOTIFY(fence(msl::here(), flags, scope)); }
+void __ubsan_handle_out_of_bounds_abort(void*, uintptr_t, uint32_t site) {
+  msl::record_here(msl::kThreadArrayBounds, site);
+  msl::leave_kernel();
+}
+void __ubsan_handle_divrem_overflow_abort(void*, uintptr_t, uintptr_t, uint32_t site) {
+  msl::record_here(msl::kDivisionByZero, site);
+  msl::leave_kernel();
+}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+// Device and threadgroup memory of a checked launch. Every buffer lies in the middle of its own
+// slot of address space, so an address tells the buffer it was meant for, even when it misses it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "machine.h"
+
+namespace msl {
+
+constexpr unsigned kRegions = kBuffers + 1;
+constexpr unsigned kArenaRegion = kBuffers;
+constexpr unsigned kSlotShift = 34;
+constexpr uint64_t kSlotBytes = 1ull << kSlotShift;
+
+// What the host says of a buffer. Shared with Python.
+struct RegionInfo {
+  uint64_t file_offset;
+  uint64_t bytes;
+  int32_t bound;
+  int32_t read_only;
+  int32_t initialized;
+  int32_t padding;
+};
+
+enum FindingKind : uint32_t {
+  kOutOfBounds = 1,
+  kRace = 2,
+  kUninitialized = 3,
+  kBarrierDivergence = 4,
+  kSimdDivergence = 5,
+  kUndefinedLane = 6,
+  kScheduleDependence = 7,
+  kCrash = 8,
+  kThreadArrayBounds = 9,
+  kDivisionByZero = 10,
+  kArenaExhausted = 11,
+};
+
+// One finding, in numbers; the host makes sentences of them.
+struct Found {
+  uint32_t kind;
+  uint32_t site;
+  uint32_t other_site;
+  uint32_t thread;
+  uint32_t other_thread;
+  uint32_t group;
+  uint32_t other_group;
+  uint32_t region;
+  uint32_t size;
+  uint32_t writes;        // 1: this access, 2: the other one
+  int64_t offset;         // in the region
+  uint64_t block_offset;  // start and size of the block of threadgroup memory
+  uint64_t block_bytes;
+};
+
+struct RegionCounts {
+  uint64_t read;
+  uint64_t written;
+  uint64_t distinct_read;
+  uint64_t distinct_written;
+  uint64_t fetched;  // read, without what other groups had read before
+};
+
+constexpr unsigned kMaxFound = 64;
+
+// Lies in memory shared with the host, which can read it even after this process has died.
+struct Session {
+  uint32_t checks;
+  int32_t order;
+  RegionInfo regions[kRegions];
+  // Progress, for the watchdog.
+  uint64_t steps;
+  uint32_t site;
+  uint32_t thread;
+  uint32_t group;
+  // Results.
+  uint32_t found_count;
+  Found found[kMaxFound];
+  RegionCounts counts[kRegions];
+  uint64_t threads;
+  uint64_t barriers;
+  uint64_t collectives;
+  uint64_t atomics;
+  uint64_t sampled_accesses;
+  uint64_t sampled_lines;
+  uint64_t threadgroup_bytes;
+};
+
+struct Region {
+  char* address;
+  uint64_t bytes;
+  bool bound;
+  bool read_only;
+  bool initialized;
+  bool float_atomics;
+};
+
+// One access of a thread to a region.
+struct Access {
+  uint64_t offset;
+  uint32_t size;
+  uint32_t site;
+  uint32_t region;
+  bool writes;
+  bool atomic;
+};
+
+struct Memory {
+  char* base = nullptr;
+  Region regions[kRegions];
+  Session* session = nullptr;
+  uint32_t sites = 0;
+};
+
+inline Memory g_memory;
+inline Memory& memory() { return g_memory; }
+
+// Adds a finding unless one of this kind is known for these lines.
+inline void record(const Found& f) {
+  Session& s = *memory().session;
+  for (uint32_t i = 0; i < s.found_count; ++i) {
+    const Found& g = s.found[i];
+    if (g.kind == f.kind && g.site == f.site && g.other_site == f.other_site) return;
+  }
+  if (s.found_count < kMaxFound) s.found[s.found_count++] = f;
+}
+
+}  // namespace msl

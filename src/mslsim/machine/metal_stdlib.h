@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// Put in front of every rewritten kernel source. Later headers need the earlier ones.
+#pragma once
+
+// clang-format off
+#include "abi.h"
+#include "types.h"
+#include "limits.h"
+#include "vector.h"
+#include "math.h"
+#include "integer.h"
+#include "simdgroup.h"
+#include "simdgroup_matrix.h"
+#include "atomic.h"
+#include "builtins.h"
+#include "kernel.h"
+// clang-format on

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Runs a kernel without checks, in this process, straight on the caller's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .arguments import Encoded, Row
+from .build import Build, machine_library
+from .frontend_rewrite import symbol
+from .worker import Launch
+
+ORDERS = {"ascending": 0, "descending": 1, "random": 2}
+
+
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _machine() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(machine_library(checked=False)), mode=ctypes.RTLD_GLOBAL)
+    library.msl_run.argtypes = [ctypes.POINTER(Launch)]
+    library.msl_run.restype = ctypes.c_int
+    return library
+
+
+@lru_cache(maxsize=4096)
+def open_library(path: Path) -> ctypes.CDLL:
+    _machine()
+    return ctypes.CDLL(str(path))
+
+
+def read_table(library: Any, kernel: str, names: list[tuple[str, bool]]) -> list[Row]:
+    """The kernel's own description of its buffers, as the compiler saw them."""
+    table = (ctypes.c_int * 6 * (len(names) + 1)).in_dll(library, f"msl_table_{symbol(kernel)}")
+    return [Row.read(name, list(r)) for name, r in zip(names, table, strict=False)]
+
+
+def address_of(library: Any, name: str) -> int | None:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+
+
+def run(
+    build: Build,
+    kernel: str,
+    encoded: Encoded,
+    threads: tuple[int, int, int],
+    group: tuple[int, int, int],
+    threadgroup_memory: dict[int, int],
+    order: str,
+) -> Launch:
+    """Runs the grid on all cores and returns the launch with its results filled in."""
+    library = open_library(build.library)
+    launch = Launch()
+    if kernel in build.whole_groups:
+        launch.group = address_of(library, f"msl_group_{symbol(kernel)}")
+    else:
+        launch.thread = address_of(library, f"msl_thread_{symbol(kernel)}")
+    for bound in encoded.bound:
+        launch.buffer[bound.index] = bound.block.address + bound.offset
+    for index, size in threadgroup_memory.items():
+        launch.threadgroup_bytes[index] = size
+    launch.threads[:] = threads
+    launch.group_size[:] = group
+    launch.order, launch.seed = ORDERS[order], 1
+    launch.workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+    launch.synchronised = 1
+    with _lock:
+        if _machine().msl_run(ctypes.byref(launch)):
+            raise MemoryError("mslsim: no memory for the stacks of a threadgroup")
+    return launch

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""The worker process as its parent sees it, and the file they share."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .arguments import Row
+from .build import machine_library
+from .compiler import PACKAGE
+from .frontend_rewrite import symbol
+from .worker import SESSION_BYTES, Session
+
+# How often the watchdog looks, in seconds.
+_LOOK = 0.25
+
+
+class Died(Exception):
+    """The worker ended or hung; `hung` tells which."""
+
+    def __init__(self, hung: bool, said: str = "") -> None:
+        super().__init__(("hung" if hung else "died") + (f": {said}" if said else ""))
+        self.hung = hung
+
+
+class Worker:
+    """The other process, and the file shared with it. Starts again after a death."""
+
+    def __init__(self) -> None:
+        folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        handle, self._path = tempfile.mkstemp(prefix="mslsim-", dir=folder)
+        self._file = os.fdopen(handle, "r+b", buffering=0)
+        self._map: mmap.mmap | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._owner = os.getpid()
+        self.session = Session()
+        self.reserve(SESSION_BYTES)
+
+    def reserve(self, size: int) -> None:
+        """Makes the shared file at least `size` bytes long."""
+        if self._map is not None and len(self._map) >= size:
+            return
+        self._file.truncate(size)
+        self._map = mmap.mmap(self._file.fileno(), size)
+        self.session = Session.from_buffer(self._map)
+
+    def address(self) -> int:
+        assert self._map is not None
+        return ctypes.addressof(self.session)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-E", "-s", str(PACKAGE / "worker.py")]
+            command += [str(machine_library(checked=True)), self._path]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
+        return self._process
+
+    def ask(self, request: dict[str, Any], timeout: float) -> Any:
+        """The worker's answer to `request`; see `send` and `wait`."""
+        self.send(request)
+        return self.wait(timeout)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Sets the worker to work. Raises Died when it cannot take the request."""
+        process = self._start()
+        assert process.stdin
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            self.stop()
+            raise Died(False, self._said()) from None
+
+    def wait(self, timeout: float) -> Any:
+        """The answer. Raises Died when there is none, after `timeout` without progress."""
+        process = self._process
+        assert process
+        assert process.stdout
+        steps, since = -1, time.monotonic()
+        while not select.select([process.stdout], [], [], _LOOK)[0]:
+            if self.session.steps != steps:
+                steps, since = self.session.steps, time.monotonic()
+            elif time.monotonic() - since > timeout:
+                self.stop()
+                raise Died(True)
+        line = process.stdout.readline()
+        if not line:
+            self.stop()
+            raise Died(False, self._said())
+        return json.loads(line)
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-2000:]
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe:
+                    pipe.close()
+            self._process = None
+
+    def close(self) -> None:
+        """Ends the worker; a fork that inherited it leaves it to its owner."""
+        if os.getpid() == self._owner:
+            self.stop()
+            Path(self._path).unlink(missing_ok=True)
+        self._file.close()
+        self._errors.close()
+
+    def table(self, library: Path, kernel: str, names: list[tuple[str, bool]]) -> list[Row]:
+        """The kernel's own description of its buffers, as the compiler saw them."""
+        request = {
+            "action": "table",
+            "library": str(library),
+            "symbol": f"msl_table_{symbol(kernel)}",
+            "rows": len(names),
+        }
+        rows = self.ask(request, 60.0)
+        return [Row.read(p, r) for p, r in zip(names, rows, strict=True)]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""What a run found: findings with their source line, and counters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect. `threads` are indices in the threadgroup; `threadgroup` counts from 0."""
+
+    kind: str
+    message: str
+    kernel: str = ""
+    file: str = ""
+    line: int = 0
+    threads: tuple[int, ...] = ()
+    threadgroup: int = -1
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.line else ""
+        inside = f" in {self.kernel}" if self.kernel else ""
+        return f"{where}{self.kind}{inside}: {self.message}"
+
+
+@dataclass(slots=True)
+class Report:
+    """The findings of one run, its counters, and the kernel's name."""
+
+    kernel: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    counters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def efficiency(self, needed_bytes: int) -> float:
+        """Bytes the kernel must move over the device bytes it moves; 1.0 is perfect.
+
+        Re-reads by another threadgroup are taken to come from the cache, those by the same
+        threadgroup are not.
+        """
+        device = self.counters.get("device", {})
+        moved = int(device.get("fetched", 0)) + int(device.get("written", 0))
+        return needed_bytes / moved if moved else 1.0
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "kernel": self.kernel,
+                "ok": self.ok,
+                "findings": [asdict(f) for f in self.findings],
+                "counters": self.counters,
+            },
+            indent=2,
+        )
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.kernel}: no findings"
+        return "\n".join(map(str, self.findings))
+
+
+class KernelError(RuntimeError):
+    """A kernel was run and found wrong; `findings` has all of it."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("\n".join(map(str, findings)))
+        self.findings = findings
+
+
+class CompileError(KernelError):
+    """The source is not valid Metal."""
+
+
+class LaunchError(KernelError, ValueError):
+    """The launch breaks a limit of Metal or does not fit the kernel."""

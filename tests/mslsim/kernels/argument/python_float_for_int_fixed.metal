@@ -1,0 +1,7 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void k(device float* out [[buffer(0)]], constant float& n [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  out[i] = n;
+}

@@ -1,0 +1,11 @@
+#include <metal_stdlib>
+using namespace metal;
+
+struct Sizes {
+  uint rows, columns;
+};
+
+kernel void k(device float* out [[buffer(0)]], constant Sizes& s [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  out[i] = s.rows;
+}

@@ -1,0 +1,14 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void reverse(device float* out [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+  threadgroup float a[32];
+  a[t] = t;
+  float first = 0;
+  if (t < 16) {
+    first = simd_sum(1.0f);
+  }
+  a[t] += first;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  out[t] = a[31 - t];
+}

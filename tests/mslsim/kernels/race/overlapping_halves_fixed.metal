@@ -1,0 +1,7 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void pairs(device half* out [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+  out[2 * t] = t;
+  out[2 * t + 1] = t;
+}

@@ -1,0 +1,10 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void reverse(device float* out [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+  threadgroup float a[32];
+  a[31 - t] = 0;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  a[t] = t;
+  out[t] = a[31 - t];
+}

@@ -1,0 +1,7 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void k(device bfloat* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  const float v = i;
+  out[i] = bfloat(v);
+}

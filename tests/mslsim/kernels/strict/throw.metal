@@ -1,0 +1,7 @@
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void k(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  if (i > 100) throw 1;
+  out[i] = i;
+}

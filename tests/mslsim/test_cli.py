@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""The command line on files of the corpus."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from typer.testing import CliRunner
+
+from mslsim.cli import app
+
+RACE = Path(__file__).parent / "kernels" / "race"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_check_prints_findings_like_a_compiler():
+    result = invoke(
+        "check", RACE / "missing_barrier.metal", "--spec", RACE / "missing_barrier.toml"
+    )
+    assert result.exit_code == 1
+    assert "missing_barrier.metal:9: race:" in result.output
+    assert "reverse: 1 finding" in result.output
+
+
+def test_check_of_a_good_kernel_succeeds():
+    fixed = RACE / "missing_barrier_fixed.metal"
+    result = invoke("check", fixed, "--spec", RACE / "missing_barrier.toml")
+    assert (result.exit_code, result.output.strip()) == (0, "reverse: no findings")
+
+
+def test_check_as_json():
+    arguments = (RACE / "missing_barrier.metal", "--spec", RACE / "missing_barrier.toml", "--json")
+    result = invoke("check", *arguments)
+    report = json.loads(result.output)
+    assert not report["ok"]
+    assert (report["findings"][0]["kind"], report["findings"][0]["line"]) == ("race", 9)
+
+
+def test_run_writes_the_buffers(tmp_path):
+    fixed = RACE / "missing_barrier_fixed.metal"
+    result = invoke("run", fixed, "--spec", RACE / "missing_barrier.toml", "-o", tmp_path)
+    assert result.exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "argument0.npy"), np.arange(64)[::-1])
+
+
+def test_lint():
+    strict = RACE.parent / "strict"
+    result = invoke("lint", strict / "recursion.metal")
+    assert result.exit_code == 1 and "recursion is not allowed" in result.output
+    assert invoke("lint", strict / "recursion_fixed.metal").exit_code == 0

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT
+"""Every kernel header of the mlx wheel is read, strictly."""
+
+import pytest
+from mlx_source import BEFORE, NEEDS_TENSORS, ROOT, SOURCES, text
+
+import mslsim
+
+
+def headers() -> list[str]:
+    found = (str(p.relative_to(SOURCES)) for p in SOURCES.rglob("*.h"))
+    return sorted(h for h in found if NEEDS_TENSORS not in h)
+
+
+@pytest.mark.parametrize("header", headers())
+def test_the_header_is_accepted(header):
+    before = [h for key, need in BEFORE.items() if header.startswith(key) for h in need]
+    mslsim.compile_shader(text(*before, header), "none", include=[str(ROOT)])
