@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Where ops are tested: `cpu`, and `mps` where there is one."""
+"""Where ops are tested: `cpu`, `sim` (Metal kernels, simulated), and `mps` where there is one."""
 
+from contextlib import ExitStack
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
+import metalcore
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+simulated_kernels: set[str] = set()
+"""The kernels that this session ran in the simulator."""
 
 
 class Backend:
@@ -18,6 +25,10 @@ class Backend:
         self.dtypes = FLOATS if name == "cpu" else (torch.float32, torch.float16, torch.bfloat16)
 
     def __enter__(self) -> "Backend":
+        self._entered = ExitStack()
+        if self.name == "sim":
+            self._traced = self._entered.enter_context(metalcore.trace())
+            self._entered.enter_context(metalcore.simulate())
         return self
 
     def __exit__(
@@ -25,7 +36,11 @@ class Backend:
         kind: type[BaseException] | None,
         error: BaseException | None,
         where: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self._entered.close()
+        if self.name == "sim":
+            for record in self._traced.records:
+                simulated_kernels.update(record.variant.split(" + "))
 
     def __str__(self) -> str:
         return self.name
@@ -33,10 +48,11 @@ class Backend:
     @property
     def path(self) -> str:
         """How `metalcore.trace()` names a kernel of this backend, up to the colon."""
-        return {"cpu": "cpu", "mps": "metal"}[self.name]
+        return {"cpu": "cpu", "sim": "sim", "mps": "metal"}[self.name]
 
     def randn(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(size, dtype=torch.float32).to(self.device, dtype)
 
 
-BACKENDS = [Backend("cpu"), *([Backend("mps")] if torch.backends.mps.is_available() else [])]
+DEVICES = [Backend("cpu"), *([Backend("mps")] if torch.backends.mps.is_available() else [])]
+BACKENDS = [*DEVICES, Backend("sim")]

@@ -24,7 +24,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.backends import BACKENDS, Backend
+from tests.backends import BACKENDS, DEVICES, Backend
 
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=40, print_blob=True
@@ -46,3 +46,16 @@ def _repeatable() -> Iterator[None]:
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     with request.param as on:
         yield on
+
+
+@pytest.fixture(params=DEVICES, ids=str)
+def device(request: pytest.FixtureRequest) -> Backend:
+    """A backend that is a device of torch: what compilers know of."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What looks back at the whole session runs last, and only where the whole suite runs."""
+    last = [item for item in items if item.get_closest_marker("runs_last")]
+    whole = not config.option.keyword and all(Path(a).name == "tests" for a in config.args)
+    items[:] = [item for item in items if item not in last] + (last if whole else [])

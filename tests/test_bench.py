@@ -119,3 +119,15 @@ def test_a_wrong_result_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (wrong,)})
     monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
     assert run.run([]) == 1
+
+
+def test_the_simulator_counts_what_kernels_move() -> None:
+    from metalcore.bench import counters
+
+    (case,) = harness.cases([_bench(sweep=[{"rows": 64, "n": 4096}])])
+    counted = counters.count(case)
+    assert counted.findings == 0
+    assert counted.kernels == "rms_norm_float_float_4x4"
+    # the row is read once and written once; the rest is one rstd per row
+    assert counted.ratio <= 1.05
+    assert counters.run([_bench()]) == 0

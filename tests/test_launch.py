@@ -154,7 +154,7 @@ def test_a_built_metallib_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_plans_decline_what_metal_has_no_type_for() -> None:
     for name, plan in PLANS.items():
-        values = {"threads": 256, "simdgroup_rows": 8, "backward_threads": 65536}
+        values = {"threads": 256}
         from metalcore._op import Op
 
         assert plan(values, *Op.all[name].sample(torch.float64).args) is None, name

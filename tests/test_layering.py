@@ -16,7 +16,7 @@ LAYERS = [
     {"_accuracy", "_op"},
     {"metal", "ops"},
     {"nn", "optim"},
-    {"patch", "_where"},
+    {"patch", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench"},
     {"cli", "__main__", "__init__"},
 ]

@@ -30,7 +30,7 @@ def test_a_user_file_overrides_single_values(user: Path) -> None:
     user.write_text("[rms_norm.metal]\nthreads = 512\n")
     values = _policy.policy("rms_norm", "metal")
     assert values["threads"] == 512
-    assert values["simdgroup_rows"] == 8
+    assert values["simdgroups"] == 8
     launches, _ = PLANS["rms_norm"](values, torch.randn(2, 8192), None, 1e-6, 0.0)  # type: ignore[misc]
     assert launches[0].group == (512, 1, 1)
 

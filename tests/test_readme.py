@@ -18,7 +18,7 @@ def test_python_blocks_run(block: str) -> None:
         [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    assert "rms_norm_backward" in run.stdout
+    assert "rms_norm_back" in run.stdout
 
 
 def test_make_targets_exist() -> None:

@@ -29,7 +29,7 @@ def _llama(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     norm = modeling_llama.LlamaRMSNorm(weight.numel(), _EPS)
     # As a plain attribute, so that the gradient arrives at this tensor and not at a Parameter.
     del norm.weight
-    norm.weight = weight
+    norm.weight = weight  # type: ignore[assignment, unused-ignore]
     return lambda x, _: norm(x)
 
 

@@ -10,6 +10,7 @@ from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 
 from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
+from metalcore._simulate import simulate  # isort: skip
 
 __version__ = _version("metalcore")
 
@@ -34,5 +35,6 @@ __all__ = [
     "metal",
     "nn",
     "rms_norm",
+    "simulate",
     "trace",
 ]

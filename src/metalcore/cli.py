@@ -71,11 +71,19 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write a page here.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    sim: Annotated[bool, typer.Option(help="Count what the Metal kernels move.")] = False,
 ) -> None:
     """Time ops side by side with their peers, after checking that both are right."""
-    from metalcore.bench.run import run
+    from metalcore.bench import counters
+    from metalcore.bench.run import run, select
     from metalcore.doctor import restart_where_bfloat16_is_broken
 
+    if sim:
+        try:
+            benches = select(ops or [])
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        raise typer.Exit(counters.run(benches, json_file))
     restart_where_bfloat16_is_broken()
     raise typer.Exit(run(ops or [], json_file, html_file, threads))
 

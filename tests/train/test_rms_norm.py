@@ -25,6 +25,7 @@ CASES = [
     ((2, 5, 1025), "three dimensions, odd row longer than a threadgroup"),
     ((1, 4096), "one row of a large model"),
     ((70, 36), "more rows than one block of the backward pass takes"),
+    ((6001, 8), "runs of rows per simdgroup, the last one short"),
     ((7,), "one dimension"),
     ((2, 3, 4, 8), "four dimensions"),
     ((1, 1), "one value"),
@@ -51,12 +52,6 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], with_weight:
         )
 
 
-def test_rows_too_long_for_registers(backend: Backend) -> None:
-    for n in (16385, 40000):
-        x, weight = backend.randn(2, n), backend.randn(n)
-        check_op(backend, "rms_norm", (x, weight, 1e-6, 0.0), reduces_over=n)
-
-
 def test_outputs_past_the_caches_are_written_whole() -> None:
     # 16 MiB and more take the streaming stores
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -66,6 +61,29 @@ def test_outputs_past_the_caches_are_written_whole() -> None:
         truth = F.rms_norm(x.double(), (2048,), None, 1e-6)
         assert error(y, truth) <= tolerance("rms_norm", dtype, 2048)
         assert t.records[0].variant == "rows_streamed"
+
+
+# Row lengths at which plans change their kernel: by what a thread can keep, and by alignment.
+VARIANTS = (31, 65, 1025, 4099, 64, 260, 1000, 16400)
+
+
+@pytest.mark.parametrize("n", VARIANTS)
+def test_every_variant(backend: Backend, n: int) -> None:
+    for dtype in backend.dtypes:
+        x, dy = backend.randn(2, n, dtype=dtype), backend.randn(2, n, dtype=dtype)
+        for weight_dtype in {dtype, torch.float32}:
+            weight = backend.randn(n, dtype=weight_dtype)
+            args = (x, weight, 1e-6, 0.0)
+            check_op(backend, "rms_norm", args, reduces_over=n, differentiable=False)
+            rstd = torch.rand(2, device=x.device) + 0.5
+            rstd = rstd.double() if dtype == torch.float64 else rstd
+            check_op(
+                backend,
+                "rms_norm_backward",
+                (dy, x, weight, rstd, 1.0, x, True),
+                reduces_over=n,
+                differentiable=False,
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -157,10 +175,10 @@ def test_derivatives_and_registration() -> None:
     check_registration("rms_norm_backward", (x, x + 1, weight, rstd, 1.0, x * 2, True))
 
 
-def test_compiles_without_graph_breaks(backend: Backend) -> None:
-    norm = metalcore.MetalRMSNorm(33, eps=1e-5).to(backend.device)
+def test_compiles_without_graph_breaks(device: Backend) -> None:
+    norm = metalcore.MetalRMSNorm(33, eps=1e-5).to(device.device)
     compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
-    x = backend.randn(4, 33).requires_grad_()
+    x = device.randn(4, 33).requires_grad_()
     torch.testing.assert_close(compiled(x), norm(x), rtol=0, atol=0)
     (dx,) = torch.autograd.grad(compiled(x).square().sum(), x)
     (expected,) = torch.autograd.grad(norm(x).square().sum(), x)

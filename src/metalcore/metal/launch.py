@@ -122,7 +122,8 @@ def execute(op: str, args: Sequence[Any], backend: str, compiler: source.Compile
     launches, outputs = planned
     for launch in launches:
         run(launch, compiler)
-    _trace.note(backend, " + ".join(launch.kernel for launch in launches) or "empty")
+    kernels = " + ".join(launch.kernel for launch in launches) or "empty"
+    _trace.note(f"{backend}:{kernels}", kernels)
     return outputs
 
 

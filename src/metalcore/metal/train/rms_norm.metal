@@ -10,7 +10,8 @@
 
 #include "norm.h"
 
-// One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks.
+// One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks. Each simdgroup takes a run
+// of rows, for which it reads the weight once.
 template <typename T, typename W, int WIDTH, int KEEP>
 kernel void rms_norm_simdgroup(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
@@ -18,37 +19,41 @@ kernel void rms_norm_simdgroup(
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
     device float* rstd [[buffer(3)]],
     constant long& rows [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant float& eps [[buffer(6)]],
-    constant float& offset [[buffer(7)]],
-    constant long& has_weight [[buffer(8)]],
+    constant long& rows_per_simdgroup [[buffer(5)]],
+    constant long& n [[buffer(6)]],
+    constant float& eps [[buffer(7)]],
+    constant float& offset [[buffer(8)]],
+    constant long& has_weight [[buffer(9)]],
     uint thread_index [[thread_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
-  const long row = thread_index / 32;
-  if (row >= rows) {
-    return;
+  wide scales[KEEP];
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * 32;
+    scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
   }
-  x += row * n;
-  y += row * n;
 
-  wide kept[KEEP];
-  float sum = 0.0f;
-  for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * 32;
-    kept[k] = i < n ? wide(x[i]) : wide(0.0f);
-    sum += total(kept[k] * kept[k]);
-  }
-  const float r = 1.0f / precise::sqrt(simd_sum(sum) / float(n * WIDTH) + eps);
-  for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * 32;
-    if (i < n) {
-      y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
+  const long first = thread_index / 32 * rows_per_simdgroup;
+  const long last = min(rows, first + rows_per_simdgroup);
+  for (long row = first; row < last; ++row) {
+    wide kept[KEEP];
+    float sum = 0.0f;
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * 32;
+      kept[k] = i < n ? wide(x[row * n + i]) : wide(0.0f);
+      sum += total(kept[k] * kept[k]);
     }
-  }
-  if (lane == 0) {
-    rstd[row] = r;
+    const float r = 1.0f / precise::sqrt(simd_sum(sum) / float(n * WIDTH) + eps);
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * 32;
+      if (i < n) {
+        y[row * n + i] = stored(kept[k] * r * scales[k]);
+      }
+    }
+    if (lane == 0) {
+      rstd[row] = r;
+    }
   }
 }
 

@@ -68,13 +68,16 @@ def plan_forward(
         return [], (y, rstd.fill_(float("nan")))
     row = layout(x.shape[-1], (x, w), policy["threads"])
     if row.lanes == SIMD_WIDTH:
-        group = SIMD_WIDTH * min(policy["simdgroup_rows"], rows)
+        # short runs leave no thread idle, long ones read the weight less often
+        run = min(policy["rows_per_simdgroup"], max(1, rows * SIMD_WIDTH // policy["busy_threads"]))
+        simdgroups = -(-rows // run)
+        group = SIMD_WIDTH * min(policy["simdgroups"], simdgroups)
         launch = Launch(
             FILE,
             "rms_norm_simdgroup",
             row.variant(x, w),
-            (x, w, y, rstd, rows, row.chunks, eps, weight_offset, has_weight),
-            threads=(round_up(rows * SIMD_WIDTH, group), 1, 1),
+            (x, w, y, rstd, rows, run, row.chunks, eps, weight_offset, has_weight),
+            threads=(round_up(simdgroups * SIMD_WIDTH, group), 1, 1),
             group=(group, 1, 1),
         )
     else:
@@ -115,7 +118,7 @@ def plan_backward(
         return [], (dx, dweight)
 
     row = layout(n, (dy, x, w, add), policy["threads"])
-    rows_per_block = -(-rows // max(1, policy["backward_threads"] // row.lanes))
+    rows_per_block = -(-rows // max(1, policy["busy_threads"] // row.lanes))
     blocks = -(-rows // rows_per_block)
     has_share = int(dweight.numel() > 0)
     share = x.new_empty((blocks, n) if has_share else 4, dtype=torch.float32)

@@ -119,8 +119,8 @@ def _(
 @_forward.example
 @_in_place.example
 def _(dtype: torch.dtype) -> Example:
-    x, residual = torch.randn(5, 200).to(dtype), torch.randn(5, 200).to(dtype)
-    return Example((x, residual, torch.randn(200).to(dtype), 1e-6, 0.0), reduces_over=200)
+    x, residual = torch.randn(5, 1000).to(dtype), torch.randn(5, 1000).to(dtype)
+    return Example((x, residual, torch.randn(1000).to(dtype), 1e-6, 0.0), reduces_over=1000)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -147,15 +147,15 @@ backward.differentiate_reference()
 
 @_forward.example
 def _(dtype: torch.dtype) -> Example:
-    x, weight = torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
-    return Example((x, weight, 1e-6, 0.0), reduces_over=200)
+    x, weight = torch.randn(5, 1000).to(dtype), torch.randn(1000).to(dtype)
+    return Example((x, weight, 1e-6, 0.0), reduces_over=1000)
 
 
 @backward.example
 def _(dtype: torch.dtype) -> Example:
-    x, weight = torch.randn(5, 200).to(dtype), torch.randn(200).to(dtype)
+    x, weight = torch.randn(5, 1000).to(dtype), torch.randn(1000).to(dtype)
     rstd = (torch.rand(5) + 0.5).to(accumulate_dtype(x))
-    return Example((x.flip(1), x, weight, rstd, 0.0, None, True), reduces_over=200)
+    return Example((x.flip(1), x, weight, rstd, 0.0, None, True), reduces_over=1000)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
