@@ -2,9 +2,9 @@
 """Every kernel header of the mlx wheel is read, strictly."""
 
 import pytest
-from mlx_source import BEFORE, NEEDS_TENSORS, ROOT, SOURCES, text
 
 import mslsim
+from tests.mslsim.mlx_source import BEFORE, NEEDS_TENSORS, ROOT, SOURCES, text
 
 
 def headers() -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mlx_source import ROOT, from_bfloat, i32, normal, run, softmax, text, to_bfloat
 
 import mslsim
+from tests.mslsim.mlx_source import ROOT, from_bfloat, i32, normal, run, softmax, text, to_bfloat
 
 
 @pytest.mark.parametrize("n", [128, 1000, 61])
