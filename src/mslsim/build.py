@@ -25,7 +25,7 @@ from .compiler import (
 )
 from .frontend import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend_kernels import Kernel
-from .frontend_rewrite import symbol
+from .frontend_rewrite import symbol, threadgroup_names
 from .frontend_tokens import SyntaxProblem
 from .report import CompileError, Finding
 from .sites import Site, add_sites
@@ -54,6 +54,7 @@ class Build:
     findings: list[Finding]
     whole_groups: set[str]
     synchronised: set[str]
+    threadgroup_names: dict[int, str]
 
 
 def _digest(*parts: str) -> str:
@@ -178,6 +179,7 @@ class Builder:
             _findings(data["findings"]),
             set(data["whole_groups"]),
             set(data["synchronised"]),
+            {int(slot): name for slot, name in data["threadgroup_names"].items()},
         )
 
     def _cpp(self, parsed: Parsed, kernels: list[Kernel]) -> str:
@@ -192,7 +194,8 @@ class Builder:
         source, ir = folder / "kernels.cpp", folder / "kernels.ll"
         (folder / "swizzles.h").write_bytes((machine_headers() / "swizzles.h").read_bytes())
         while True:
-            source.write_text(self._cpp(parsed, kernels))
+            cpp = self._cpp(parsed, kernels)
+            source.write_text(cpp)
             try:
                 said = self.tools.to_intermediate(source, ir, self.checked)
             except CommandFailed as failure:
@@ -221,6 +224,7 @@ class Builder:
                 "findings": [asdict(f) for f in warnings],
                 "whole_groups": sorted(whole if not self.checked else ()),
                 "synchronised": sorted(threads),
+                "threadgroup_names": threadgroup_names(cpp),
             },
         )
         if not os.environ.get("MSLSIM_KEEP"):

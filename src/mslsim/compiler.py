@@ -156,12 +156,16 @@ def _execute(command: list[str], stdin: str | None) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def toolchain() -> Toolchain:
-    """The compiler to use, found once per process."""
-    names = ["clang++", *(f"clang++-{v}" for v in range(30, OLDEST_CLANG - 1, -1))]
-    for name in names:
+    """The compiler to use, found once per process: $MSLSIM_CXX (a clang++, or `zig` for the one of
+    the ziglang package), else a clang++ on PATH, else zig."""
+    chosen = os.environ.get("MSLSIM_CXX")
+    names = [chosen] if chosen else ["clang++", *(f"clang++-{v}" for v in range(30, 18, -1))]
+    for name in names if chosen != "zig" else []:
         path = shutil.which(name)
         if path and _clang_version(path) >= OLDEST_CLANG:
             return Toolchain((path,), _identity(path), False)
+    if chosen not in (None, "zig"):
+        raise CompilerMissing(f"mslsim: MSLSIM_CXX={chosen} is no clang++ >= {OLDEST_CLANG}")
     spec = importlib.util.find_spec("ziglang")
     if spec and spec.submodule_search_locations:
         zig = Path(next(iter(spec.submodule_search_locations))) / "zig"

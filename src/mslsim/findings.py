@@ -22,10 +22,11 @@ def describe(
     session: Session,
     sites: list[Site],
     names: dict[int, str],
+    arrays: dict[int, str],
     place: tuple[str, int],
 ) -> list[Finding]:
     """The findings of a session, one for each kind and line."""
-    teller = _Teller(kernel, session, sites, names, place)
+    teller = _Teller(kernel, session, sites, names, arrays, place)
     findings: list[Finding] = []
     seen = set()
     for found in session.found[: session.found_count]:
@@ -57,12 +58,14 @@ class _Teller:
         session: Session,
         sites: list[Site],
         names: dict[int, str],
+        arrays: dict[int, str],
         place: tuple[str, int],
     ) -> None:
         self.kernel = kernel
         self.session = session
         self.sites = sites
         self.names = names
+        self.arrays = arrays
         self.place = place
         self.makers: dict[int, Callable[[Found], tuple[str, str]]] = {
             1: self._bounds,
@@ -93,26 +96,28 @@ class _Teller:
         site = self.site(number)
         return f"{site.file}:{site.line}" if site.line else "an unknown line"
 
-    def _memory(self, f: Found) -> str:
-        if f.region == _ARENA:
-            return "threadgroup memory"
-        return self.names.get(f.region, "a buffer that is not bound")
+    def _memory(self, f: Found) -> tuple[str, int]:
+        """What to call the memory of an access, and where in it the access begins."""
+        if f.region != _ARENA:
+            return self.names.get(f.region, "a buffer that is not bound"), f.offset
+        name = self.arrays.get(f.block_slot, "memory")
+        return f"threadgroup {name}", f.offset - f.block_offset
 
     def _bounds(self, f: Found) -> tuple[str, str]:
         verb = "write" if f.writes & 1 else "read"
-        size: int = self.session.regions[f.region].bytes if f.region != _ARENA else f.block_bytes
-        what, at = self._memory(f), f.offset
+        what, at = self._memory(f)
         if f.region == _ARENA:
-            what, at = f"a threadgroup array of {size} bytes", f.offset - f.block_offset
+            what = f"{what} of {f.block_bytes} bytes"
         elif f.region in self.names:
-            what = f"{what} of {size} bytes"
+            what = f"{what} of {self.session.regions[f.region].bytes} bytes"
         where = f"at byte {at}" if at >= 0 else f"{-at} bytes before the start"
         return "bounds", f"{verb} of {f.size} bytes {where} of {what} by {_thread(f)}"
 
     def _race(self, f: Found) -> tuple[str, str]:
         mine = "write" if f.writes & 1 else "read"
         other = "write" if f.writes & 2 else "read"
-        at = f"byte {f.offset} of {self._memory(f)}"
+        what, byte = self._memory(f)
+        at = f"byte {byte} of {what}"
         if f.other_group != f.group:
             return "race", (
                 f"{mine} of {at} by thread {f.thread} of threadgroup {f.group} and {other} by "
@@ -125,8 +130,9 @@ class _Teller:
         )
 
     def _uninitialized(self, f: Found) -> tuple[str, str]:
+        what, byte = self._memory(f)
         return "uninitialized", (
-            f"read of {f.size} bytes at byte {f.offset} of {self._memory(f)}, "
+            f"read of {f.size} bytes at byte {byte} of {what}, "
             f"which nothing has written, by {_thread(f)}"
         )
 
@@ -151,7 +157,7 @@ class _Teller:
 
     def _schedule(self, f: Found) -> tuple[str, str]:
         return "schedule", (
-            f"byte {f.offset} of {self._memory(f)} differs when threads run in "
+            f"byte {f.offset} of {self._memory(f)[0]} differs when threads run in "
             f"{_ORDERS[f.size]} order"
         )
 

@@ -267,3 +267,8 @@ def _argument(kind: str, parameter: Parameter) -> str:
     if parameter.kind == "position":
         return f"msl::Position<{kind}>::get({', '.join(parameter.position)})"
     return f"msl::Buffer<{kind}>::get(a->{parameter.kind}[{parameter.index}])"
+
+
+def threadgroup_names(cpp: str) -> dict[str, str]:
+    """The names of the threadgroup variables in rewritten text, by slot."""
+    return dict(re.findall(r"msl_slot_(\d+)_t& (\w+) =", cpp))

@@ -28,6 +28,8 @@ _BITS = {
     "schedule": 32,
 }
 _PAGE = 65536
+# kThreadgroupSlots of abi.h: arguments in threadgroup memory come after the declared arrays.
+_SLOTS = 256
 # From this many threads on, schedules are compared in a second process at the same time.
 _TWO_PROCESSES_FROM = 65536
 
@@ -127,7 +129,12 @@ class Job:
                 )
             )
         names = _names(self.rows, self.encoded)
-        return findings + describe(self.kernel, w.session, self.build.sites, names, self.place)
+        arrays = self.build.threadgroup_names | {
+            _SLOTS + r.index: r.name for r in self.rows if r.is_threadgroup
+        }
+        return findings + describe(
+            self.kernel, w.session, self.build.sites, names, arrays, self.place
+        )
 
     def copy_back(self, w: Worker) -> None:
         for region, (block, offset) in enumerate(

@@ -69,6 +69,7 @@ class Found(ctypes.Structure):
         ("offset", ctypes.c_int64),
         ("block_offset", ctypes.c_uint64),
         ("block_bytes", ctypes.c_uint64),
+        ("block_slot", ctypes.c_uint64),
     )
 
 

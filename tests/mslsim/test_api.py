@@ -2,6 +2,9 @@
 """The calling side: arguments, options, errors, isolation."""
 
 import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -311,3 +314,27 @@ def test_the_package_imports_nothing_of_its_users():
             if name.endswith(".py"):
                 with open(os.path.join(root, name)) as file:
                     assert "metalcore" not in file.read()
+
+
+@pytest.mark.parametrize("compiler", ["clang++-19", "zig"])
+def test_either_compiler_finds_a_race(compiler, tmp_path):
+    if compiler != "zig" and shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    program = (
+        "import numpy, mslsim\n"
+        "text = 'kernel void k(device int* y [[buffer(0)]], uint i [[thread_position_in_grid]])'\n"
+        "text += '{ y[i / 2] = i; }'\n"
+        "y = numpy.zeros(32, numpy.int32)\n"
+        "report = mslsim.run(text, 'k', [y], 32, 32)\n"
+        "print([f.kind for f in report.findings], mslsim.compiler.toolchain().is_zig)\n"
+    )
+    env = os.environ | {"MSLSIM_CXX": compiler, "MSLSIM_CACHE": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert run.stdout == f"['race'] {compiler == 'zig'}\n", run.stderr
+
+
+def test_a_compiler_that_is_none_is_named(tmp_path):
+    env = os.environ | {"MSLSIM_CXX": "true", "MSLSIM_CACHE": str(tmp_path)}
+    program = "import mslsim; mslsim.compile_shader('kernel void k() {}').k"
+    run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert "MSLSIM_CXX=true is no clang++ >= 19" in run.stderr

@@ -43,6 +43,15 @@ inline Found found_at(const Worker& w, FindingKind kind, const Access& a) {
   f.size = a.size;
   f.writes = a.writes;
   f.offset = static_cast<int64_t>(a.offset);
+  f.block_slot = kNone;
+  if (a.region == kArenaRegion) {
+    const uint32_t slot = w.slot_at(f.offset);
+    if (slot != kNone) {
+      f.block_slot = slot;
+      f.block_offset = static_cast<char*>(w.slot(slot).address) - w.arena;
+      f.block_bytes = w.slot(slot).bytes;
+    }
+  }
   return f;
 }
 

@@ -17,6 +17,7 @@ struct Race : Check {
     uint32_t interval;
     uint32_t who;
     uint32_t site;
+    uint32_t also;  // another thread, where there were many
   };
   struct Cell {
     Stamp write;
@@ -126,7 +127,7 @@ struct Race : Check {
       if (!ordered(c.write, mine, space)) report(w, a, c.write, 2);
       if (a.writes) {
         if (!ordered(c.read, mine, space)) report(w, a, c.read, 0);
-        c.write = {clock[space], mine, a.site};
+        c.write = {clock[space], mine, a.site, 0};
       } else {
         remember_read(c.read, mine, a.site, space);
       }
@@ -153,17 +154,19 @@ struct Race : Check {
   void remember_read(Stamp& r, uint32_t mine, uint32_t site, int space) {
     const bool fresh = r.interval != clock[space];
     if (fresh || (r.who & kThread) == (mine & kThread) || (r.who & kAtomic)) {
-      if (fresh || !(r.who & (kManyOfGroup | kManyOfSimdgroup))) r = {clock[space], mine, site};
+      if (fresh || !(r.who & (kManyOfGroup | kManyOfSimdgroup))) r = {clock[space], mine, site, 0};
       return;
     }
     if (r.who & kManyOfGroup) return;
     if ((r.who & kThread) / 32 != (mine & kThread) / 32) {
       r.who |= kManyOfGroup;
+      r.also = mine & kThread;
     } else if (r.who >> kEpochShift != mine >> kEpochShift) {
       // Earlier readers of this simdgroup are ordered before this one.
-      r = {clock[space], mine, site};
+      r = {clock[space], mine, site, 0};
     } else {
       r.who |= kManyOfSimdgroup;
+      r.also = mine & kThread;
     }
   }
 
@@ -183,6 +186,9 @@ struct Race : Check {
     Found f = found_at(w, kRace, a);
     f.other_site = other.site;
     f.other_thread = other.who & kThread;
+    if (f.other_thread == w.current && (other.who & (kManyOfGroup | kManyOfSimdgroup))) {
+      f.other_thread = other.also;
+    }
     f.other_group = a.region == kArenaRegion ? w.group_index : note_of(other.interval).group;
     f.writes = (a.writes ? 1 : 0) | other_writes;
     if (f.writes == 3 && !a.atomic && a.size <= sizeof(pending.before)) {

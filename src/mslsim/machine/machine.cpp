@@ -356,6 +356,16 @@ void* Worker::threadgroup_memory(uint32_t slot, size_t bytes, size_t align) {
   return s.address;
 }
 
+uint32_t Worker::slot_at(int64_t offset) const {
+  uint32_t best = kNone;
+  for (uint32_t i = 0; i < kThreadgroupSlots + kBuffers; ++i) {
+    const Slot& s = slots_[i];
+    const bool before = s.generation == generation_ && s.address <= arena + offset;
+    if (before && (best == kNone || s.address > slots_[best].address)) best = i;
+  }
+  return best;
+}
+
 }  // namespace msl
 
 #include "team.h"

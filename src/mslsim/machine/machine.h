@@ -70,6 +70,10 @@ class Worker {
   void threadgroup_barrier(int flags, uint32_t site);
   void collective(void* value, int number, Serve serve, int kind, int flags, uint32_t site);
   void* threadgroup_memory(uint32_t slot, size_t bytes, size_t align);
+  // The slot whose memory an address in the arena belongs to, or ran out of: the last one that
+  // starts before it; kNone if there is none.
+  uint32_t slot_at(int64_t offset) const;
+  const Slot& slot(uint32_t index) const { return slots_[index]; }
   [[noreturn]] void abandon();
 
   unsigned current = kNone;

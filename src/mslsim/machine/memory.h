@@ -52,8 +52,9 @@ struct Found {
   uint32_t size;
   uint32_t writes;        // 1: this access, 2: the other one
   int64_t offset;         // in the region
-  uint64_t block_offset;  // start and size of the block of threadgroup memory
+  uint64_t block_offset;  // start, size and slot of the block of threadgroup memory
   uint64_t block_bytes;
+  uint64_t block_slot;
 };
 
 struct RegionCounts {

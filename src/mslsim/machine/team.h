@@ -8,18 +8,24 @@ namespace {
 struct Team {
   Launch* launch;
   uint64_t groups;
+  uint64_t chunk;  // groups a worker takes at a time: a counter that all share is slow
   uint64_t next;
   uint32_t failed;
-  unsigned index;
 };
 
 void work(Team& team, Worker& w) {
   MSL_ENTER_WORKER(&w);
   for (;;) {
-    uint64_t i = __atomic_fetch_add(&team.next, 1, __ATOMIC_RELAXED);
-    if (i >= team.groups || __atomic_load_n(&team.failed, __ATOMIC_RELAXED)) break;
-    if (team.launch->order == kDescending) i = team.groups - 1 - i;
-    if (!w.run_group(i)) __atomic_store_n(&team.failed, 1, __ATOMIC_RELAXED);
+    const uint64_t first = __atomic_fetch_add(&team.next, team.chunk, __ATOMIC_RELAXED);
+    if (first >= team.groups) break;
+    const uint64_t last = first + team.chunk < team.groups ? first + team.chunk : team.groups;
+    for (uint64_t i = first; i < last; ++i) {
+      if (__atomic_load_n(&team.failed, __ATOMIC_RELAXED)) return;
+      const bool down = team.launch->order == kDescending;
+      if (!w.run_group(down ? team.groups - 1 - i : i)) {
+        __atomic_store_n(&team.failed, 1, __ATOMIC_RELAXED);
+      }
+    }
   }
 }
 
@@ -48,13 +54,15 @@ Worker* worker(unsigned index) {
 // Runs the whole grid; false when memory is short.
 bool run_grid(Launch& launch) {
   if (!reserve_stacks()) return false;
-  Team team{&launch, 1, 0, 0, 0};
+  Team team{&launch, 1, 1, 0, 0};
   for (int i = 0; i < 3; ++i) {
     team.groups *= (launch.threads[i] + launch.group_size[i] - 1) / launch.group_size[i];
   }
   unsigned count = launch.workers < kMaxWorkers ? launch.workers : kMaxWorkers;
   if (count > team.groups) count = static_cast<unsigned>(team.groups);
   if (count < 1) count = 1;
+  if (count > 1) team.chunk = team.groups / (16 * count) < 64 ? team.groups / (16 * count) : 64;
+  if (team.chunk < 1) team.chunk = 1;
   pthread_t threads[kMaxWorkers];
   Task tasks[kMaxWorkers];
   unsigned started = 0;
