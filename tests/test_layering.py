@@ -65,10 +65,3 @@ def test_cpp_kernels_know_no_python() -> None:
 @pytest.mark.parametrize("path", PYTHON, ids=str)
 def test_no_file_is_over_400_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
-
-
-def test_package_data_does_not_speak_of_machines() -> None:
-    for path in PYTHON:
-        if path.parent.name != "tests":
-            assert "/home/" not in path.read_text()
-            assert "/work/" not in path.read_text()

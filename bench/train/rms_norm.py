@@ -48,19 +48,7 @@ def _truth(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-BENCHES = (
-    Bench(
-        op="train/rms_norm",
-        run=_run,
-        peers=_PEERS,
-        inputs=_inputs,
-        sweep=_SWEEP,
-        dtypes=_DTYPES,
-        truth=_truth,
-        reduces_over=lambda x, weight: x.shape[-1],
-        # x in, y out, weight once
-        bytes_moved=lambda x, weight: nbytes(x, x, weight),
-    ),
+BENCHES = tuple(
     Bench(
         op="train/rms_norm",
         run=_run,
@@ -70,8 +58,11 @@ BENCHES = (
         dtypes=_DTYPES,
         truth=_truth,
         reduces_over=lambda x, weight: max(x.shape),
-        # as above, then x and dy in, dx out, weight in and dweight out
-        bytes_moved=lambda x, weight: nbytes(x, x, weight) + nbytes(x, x, x, weight, weight),
-        backward=True,
-    ),
+        # forward: x in, y out, weight once; backward: x and dy in, dx out, weight and dweight
+        bytes_moved=lambda x, weight, xs=xs, weights=weights: (
+            xs * nbytes(x) + weights * nbytes(weight)
+        ),
+        backward=backward,
+    )
+    for backward, xs, weights in ((False, 2, 1), (True, 5, 3))
 )
