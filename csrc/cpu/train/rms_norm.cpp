@@ -66,6 +66,8 @@ struct BackwardRows {
     });
     const Acc<T> r_rms = rstd[r], pull = dot * r_rms * r_rms / Acc<T>(n);
     write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
+      __builtin_prefetch(g_row + n + i);
+      __builtin_prefetch(x_row + n + i);
       const auto g = simd::load(g_row + i, elements), v = simd::load(x_row + i, elements);
       auto d = (g * load_scale<T>(scale + i, elements) - v * pull) * r_rms;
       if (dsum) d += simd::load(dsum + r * n + i, elements);
