@@ -119,14 +119,19 @@ class Op:
 
     def _one_by_one(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """The rule for vmap: one call per sample."""
+
+        def sample(a: Any, dim: int | None, i: int) -> Any:
+            if dim is None:
+                return a
+            # without any sample, zeros stand in for one, for the shapes
+            return a.select(dim, i) if info.batch_size else a.sum(dim)
+
         calls = [
-            self._below_autograd(
-                *(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))
-            )
-            for i in range(info.batch_size)
+            self._below_autograd(*(sample(a, d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(max(1, info.batch_size))
         ]
         outputs = tuple(torch.stack(samples) for samples in zip(*calls, strict=True))
-        return outputs, (0,) * len(outputs)
+        return tuple(o[: info.batch_size] for o in outputs), (0,) * len(outputs)
 
     def differentiate_reference(self) -> None:
         """Attach the gradient that autograd finds for the reference: for ops off the hot path."""

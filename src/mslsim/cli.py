@@ -65,7 +65,7 @@ def check(kernel: Metal, spec: Launch, as_json: Json = False, include: Include =
 def run(
     kernel: Metal,
     spec: Launch,
-    output: Annotated[Path, typer.Option("-o", help="folder for the results")] = Path("."),
+    output: Annotated[Path, typer.Option("-o", help="folder for the results")] = Path("results"),
     as_json: Json = False,
     include: Include = None,
 ) -> None:

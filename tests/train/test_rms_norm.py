@@ -201,6 +201,7 @@ def test_function_transforms(backend: Backend) -> None:
     mapped = torch.func.vmap(norm)(x, weights)
     each = torch.stack([norm(a, w) for a, w in zip(x, weights, strict=True)])
     torch.testing.assert_close(mapped, each)
+    assert torch.func.vmap(norm)(x[:0], weights[:0]).shape == (0, 4, 16)
     per_sample = torch.func.vmap(torch.func.grad(lambda a, w: norm(a, w).square().sum()))
     leaf = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(

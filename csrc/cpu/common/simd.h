@@ -211,6 +211,13 @@ inline void stream(T* p, Pair<Acc<T>> v) {
 #endif
 }
 
+// Makes streamed stores visible before what this thread stores next: call it at the end of a task.
+inline void end_stream() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // v as it reads back after it was stored as T.
 template <typename T>
 inline Pair<Acc<T>> rounded(Pair<Acc<T>> v) {

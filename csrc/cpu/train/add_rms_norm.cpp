@@ -35,6 +35,7 @@ void add_rms_norm_rows(const Tensor& x, const Tensor& residual, const std::optio
       rp[r] = reciprocal_rms(squares, n, A(eps));
       scale_row(s, rp[r], scale.get(), n, yp + r * n, streams);
     }
+    simd::end_stream();
   });
 }
 

@@ -42,6 +42,7 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> we
         rp[r] = reciprocal_rms(squares, n, A(eps));
         scale_row(row, rp[r], scale.get(), n, yp + r * n, streams);
       }
+      simd::end_stream();
     });
   });
   return {y, rstd};
@@ -143,6 +144,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
           backward(r, dweight_part);
         }
       }
+      simd::end_stream();
     });
     if (sums) sum_blocks<T>(partial.get(), blocks, width, n, dweight);
   });
