@@ -4,10 +4,12 @@
 import torch
 
 from metalcore import demo, trace
+from metalcore._accuracy import error, tolerance
 from metalcore._tiny_lm import Decoder, batches
 from tests.backends import Backend
 
 STEPS = 25
+WIDTH = 64
 
 
 def _losses(model: torch.nn.Module, data: list[torch.Tensor]) -> list[float]:
@@ -26,12 +28,13 @@ def _losses(model: torch.nn.Module, data: list[torch.Tensor]) -> list[float]:
 def test_the_loss_curve_is_the_same(backend: Backend) -> None:
     data, vocabulary = batches(STEPS, batch=2, time=32, device=str(backend.device))
     torch.manual_seed(0)
-    plain = Decoder(vocabulary, width=64, heads=2, layers=2, hidden=96).to(backend.device)
+    plain = Decoder(vocabulary, width=WIDTH, heads=2, layers=2, hidden=96).to(backend.device)
     ours = demo.with_metalcore(plain)
     with trace() as t:
         found = _losses(ours, data)
     expected = _losses(plain, data)
     assert {path.split(":")[0] for paths in t.paths.values() for path in paths} == {backend.path}
     assert found[-1] < 0.9 * found[0]
-    # rounding differs, and training amplifies it
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3, atol=1e-3)
+    # rounding differs a little more with each step
+    allowed = STEPS * tolerance("rms_norm", torch.float32, WIDTH)
+    assert error(torch.tensor(found), torch.tensor(expected)) <= allowed
