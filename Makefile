@@ -11,8 +11,8 @@ default: lint fast-tests
 test: lint  ## everything CI runs
 	$(BIN)/python -m pytest
 
-fast-tests: build
-	$(BIN)/python -m pytest -x -m "not slow" tests
+fast-tests: build  ## all but the simulator's own
+	$(BIN)/python -m pytest -x --ignore=tests/mslsim tests
 
 demo: build  ## the main job on a small model
 	$(BIN)/metalcore demo

@@ -53,6 +53,20 @@ def test_doctor_reports_a_torch_that_is_killed(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
+def test_bench_starts_again_where_torch_would_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr("os.execve", lambda _, argv, env: started.append((argv, env)))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(doctor, "probe_bfloat16_matmul", lambda: "works")
+    doctor.restart_where_bfloat16_is_broken()
+    assert started == []
+    monkeypatch.setattr(doctor, "probe_bfloat16_matmul", lambda: "torch is killed by SIGILL")
+    doctor.restart_where_bfloat16_is_broken()
+    ((argv, env),) = started
+    assert argv == [sys.executable, *sys.orig_argv[1:]]
+    assert env["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+
+
 def test_info_shows_schema_kernels_and_policy() -> None:
     found = json.loads(run(app, ["info", "rms_norm", "--json"]).stdout)
     assert found["schema"].startswith("rms_norm(Tensor x")

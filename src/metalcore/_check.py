@@ -10,7 +10,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-# Tuples compare dtypes by identity, so `in` is as fast as a set.
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
