@@ -50,6 +50,8 @@ class Bench:
         sweep: points; their values make the shape that is reported.
         dtypes: each is run at each point.
         truth: function of the inputs in float64; default the reference of the op.
+        determined: what of the results is compared, where they are not unique; see
+            `Op.determines`. For forward benchmarks.
         reduces_over: how many numbers the longest sum adds, from the inputs; sets the tolerance.
         bytes_moved: what must be read and written at least, from the inputs.
         flops: what must be computed, from the inputs.
@@ -64,6 +66,7 @@ class Bench:
     dtypes: Sequence[torch.dtype]
     reduces_over: Callable[..., int]
     truth: Function | None = None
+    determined: Callable[..., Sequence[Tensor]] = lambda *results: results
     bytes_moved: Callable[..., int] | None = None
     flops: Callable[..., int] | None = None
     backward: bool = False
@@ -146,8 +149,8 @@ def run_case(case: Case, device: str, limits: Limits) -> list[Row]:
         inputs = list(bench.inputs(**case.point, dtype=case.dtype))
     truth, grads = _truth(case, inputs)
     allowed = tolerance(bench.name, case.dtype, bench.reduces_over(*inputs))
-    side = _side(bench.run, inputs, grads, truth, allowed)
-    peers = {name: _side(p, inputs, grads, truth, allowed) for name, p in bench.peers.items()}
+    side = _side(bench, bench.run, inputs, grads, truth, allowed)
+    peers = {n: _side(bench, p, inputs, grads, truth, allowed) for n, p in bench.peers.items()}
     del truth
     backend, variant = _path(side)
     _time([s for s in (side, *peers.values()) if not s.problem], device)
@@ -192,7 +195,7 @@ def _truth(case: Case, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]
     meaning = case.bench.truth or Op.all[case.bench.name].meaning
     outputs = _as_list(meaning(*exact))
     if not case.bench.backward:
-        return outputs, None
+        return list(case.bench.determined(*outputs)), None
     grads = [torch.randn(y.shape, dtype=case.dtype, device=inputs[0].device) for y in outputs]
     wanted = [x for x in exact if x.requires_grad]
     return [
@@ -226,6 +229,7 @@ def _as_list(outputs: Any) -> list[Tensor]:
 
 
 def _side(
+    bench: Bench,
     function: Function | Built,
     inputs: list[Tensor],
     grads: list[Tensor] | None,
@@ -242,6 +246,8 @@ def _side(
     # A side that cannot do this case is a result to report, and the other sides go on.
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
         return Side(problem=f"failed: {failure}")
+    if grads is None:
+        results = list(bench.determined(*results))
     found = max(error(a, b) for a, b in zip(results, truth, strict=True))
     if not found <= allowed:
         reason = f"skipped: wrong result (error {found:.1e}, allowed {allowed:.1e})"

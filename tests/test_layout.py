@@ -14,6 +14,7 @@ STORIES = sorted(
     str(p.relative_to(ROOT / "src/metalcore/ops").with_suffix(""))
     for p in (ROOT / "src/metalcore/ops").glob("*/[!_]*.py")
 )
+KERNEL_STORIES = {op.story for op in Op.all.values()}
 FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
 
 
@@ -25,14 +26,16 @@ def test_there_are_ops() -> None:
 def test_an_op_has_the_same_path_under_every_root(story: str) -> None:
     family, op = story.split("/")
     assert family in FAMILIES
-    for path in (
-        f"src/metalcore/ops/{story}.toml",
-        f"src/metalcore/metal/{story}.metal",
-        f"src/metalcore/metal/{story}.py",
-        f"csrc/cpu/{story}.cpp",
-        f"tests/{family}/test_{op}.py",
-        f"bench/{story}.py",
-    ):
+    paths = [f"tests/{family}/test_{op}.py", f"bench/{story}.py"]
+    # a formula over other ops needs no kernel of its own
+    if story in KERNEL_STORIES:
+        paths += [
+            f"src/metalcore/ops/{story}.toml",
+            f"src/metalcore/metal/{story}.metal",
+            f"src/metalcore/metal/{story}.py",
+            f"csrc/cpu/{story}.cpp",
+        ]
+    for path in paths:
         assert (ROOT / path).exists(), f"{op} has no {path}"
 
 
@@ -41,7 +44,7 @@ def test_an_op_is_tested_with_the_harness_benched_and_documented(story: str) -> 
     family, op = story.split("/")
     test = (ROOT / f"tests/{family}/test_{op}.py").read_text()
     assert f'"{op}"' in test
-    assert "check_op(" in test
+    assert "check_op(" in test or story not in KERNEL_STORIES
     assert "BENCH" in (ROOT / f"bench/{story}.py").read_text()
     assert f"`{op}`" in (ROOT / "README.md").read_text()
     assert f"`{op}`" in (ROOT / "CHANGELOG.md").read_text()

@@ -3,9 +3,10 @@
 
 from importlib.metadata import version as _version
 
-from metalcore import _native
+from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm
+from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 
@@ -15,6 +16,7 @@ from metalcore._simulate import simulate  # isort: skip
 __version__ = _version("metalcore")
 
 _native.load()
+_policy.tune_cpu_kernels()
 
 
 def has_metal_kernels() -> bool:
@@ -30,6 +32,7 @@ __all__ = [
     "RMSNormFunction",
     "Record",
     "add_rms_norm",
+    "cholesky",
     "fused_add_rmsnorm",
     "has_metal_kernels",
     "metal",

@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+LinAlgError: type[RuntimeError] = torch._C._LinAlgError  # type: ignore[attr-defined]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -62,6 +63,37 @@ def expect_rank(op: str, x: Tensor, at_least: int) -> None:
     if x.dim() < at_least:
         dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"
         raise ValueError(f"{op}: x must have at least {dimensions}, got {shape(x)}")
+
+
+def expect_matrix(op: str, name: str, x: Tensor) -> None:
+    if x.dim() < 2:
+        raise ValueError(f"{op}: {name} must be matrices [..., M, N], got {shape(x)}")
+
+
+def expect_square(op: str, name: str, x: Tensor) -> None:
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"{op}: {name} must be square matrices [..., N, N], got {shape(x)}")
+
+
+def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
+    """Every matrix of the batch must have info 0.
+
+    torch makes the check, because compilers and function transforms know it: `api` is its name for
+    the function, such as `linalg.cholesky`. It takes 3 us, so plain calls look first.
+    """
+    plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if plain and not (info.item() if info.dim() == 0 else info.any().item()):
+        return
+    try:
+        torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)
+    except LinAlgError as error:
+        explain(op, error, way_out)
+
+
+def explain(op: str, error: RuntimeError, way_out: str) -> NoReturn:
+    """Raise torch's `error` as one of `op`, with what to do about it."""
+    reason = str(error).partition(": ")[2]
+    raise LinAlgError(f"{op}: {reason} {way_out}") from None
 
 
 def expect_suffix(op: str, x: Tensor, name: str, size: Sequence[int]) -> None:

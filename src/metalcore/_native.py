@@ -80,6 +80,13 @@ def last_variant() -> str:
     return "" if _library is None else str(_library.metalcore_last_variant().decode())
 
 
+def set_knob(op: str, name: str, value: int) -> bool:
+    """Set a tuned number of a CPU kernel; whether there is such a one."""
+    if _library is None:
+        return False
+    return bool(_library.metalcore_set_knob(op.encode(), name.encode(), ctypes.c_int64(value)))
+
+
 def build_info() -> str:
     """Compiler and target of the loaded library."""
     return "" if _library is None else str(_library.metalcore_build_info().decode())

@@ -31,9 +31,11 @@ class Op:
 
     all: ClassVar[dict[str, "Op"]] = {}
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, batched: bool = False) -> None:
+        """`batched`: every tensor has the same leading batch dimensions, any number of them."""
         self.name = schema.split("(", 1)[0]
         self.schema = schema
+        self._batched = batched
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._overload = getattr(torch.ops.metalcore, self.name).default
         self._kernel = self._overload._op
@@ -41,6 +43,7 @@ class Op:
         self._transformed: Any
         self.meaning: Function
         self.sample: Callable[[torch.dtype], Example]
+        self.determined: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda outputs: outputs
         Op.all[self.name] = self
 
     def __call__(self, *args: Any) -> Any:
@@ -81,6 +84,15 @@ class Op:
         self.sample = fn
         return fn
 
+    def determines(self, fn: Callable[..., tuple[Any, ...]]) -> Function:
+        """Attach what the outputs determine, where they are not unique themselves: `fn(*outputs)`.
+
+        The signs of singular vectors are free, but U S V^T, S and U^T U are not; checks compare
+        these in place of the outputs, and gradients pass through them.
+        """
+        self.determined = lambda outputs: fn(*outputs)
+        return fn
+
     @property
     def story(self) -> str:
         """`<family>/<op>`: the path of the op's files under each root."""
@@ -112,7 +124,8 @@ class Op:
                 backward = staticmethod(fn)
 
             self._recorded, self._transformed = Recorded, Transformed
-            torch.library.register_vmap(f"metalcore::{self.name}", self._one_by_one, lib=library)
+            rule = self._as_one_batch if self._batched else self._one_by_one
+            torch.library.register_vmap(f"metalcore::{self.name}", rule, lib=library)
             return fn
 
         return attach
@@ -130,8 +143,22 @@ class Op:
             self._below_autograd(*(sample(a, d, i) for a, d in zip(args, in_dims, strict=True)))
             for i in range(max(1, info.batch_size))
         ]
-        outputs = tuple(torch.stack(samples) for samples in zip(*calls, strict=True))
-        return tuple(o[: info.batch_size] for o in outputs), (0,) * len(outputs)
+        samples = zip(*map(as_tuple, calls), strict=True)
+        outputs = [torch.stack(s)[: info.batch_size] for s in samples]
+        if isinstance(calls[0], Tensor):
+            return outputs[0], 0
+        return tuple(outputs), (0,) * len(outputs)
+
+    def _as_one_batch(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """The rule for vmap where the op takes batches: one call, with one more batch dimension."""
+
+        def batch(a: Any, dim: int | None) -> Any:
+            if not isinstance(a, Tensor):
+                return a
+            return a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+
+        outputs = self._below_autograd(*(batch(a, d) for a, d in zip(args, in_dims, strict=True)))
+        return outputs, 0 if isinstance(outputs, Tensor) else (0,) * len(outputs)
 
     def differentiate_reference(self) -> None:
         """Attach the gradient that autograd finds for the reference: for ops off the hot path."""
@@ -150,7 +177,7 @@ class Op:
             with torch.enable_grad():
                 # Views, because one input may be computed from another: each counts on its own.
                 args = [a.view_as(a) if isinstance(a, Tensor) else a for a in args]
-                outputs = self.meaning(*args)
+                outputs = as_tuple(self.meaning(*args))
                 pairs = [
                     (o, g)
                     for o, g in zip(outputs, grads, strict=True)
@@ -167,6 +194,24 @@ class Op:
             for i, grad in zip(wanted, found, strict=True):
                 result[i] = grad
             return tuple(result)
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """The outputs of an op, also of one that has a single one."""
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def unwatched() -> bool:
+    """Whether a public function may call torch itself where torch's kernel is ahead.
+
+    A trace, the simulator, compilers and function transforms want to see the op, whose CPU kernel
+    then makes the same call: 5 us slower.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def accumulate(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from metalcore import _native
 from metalcore._check import expect
 
 if sys.version_info >= (3, 11):
@@ -19,6 +20,8 @@ else:
     import tomli as tomllib
 
 Values = dict[str, Any]
+
+_OPS = Path(__file__).parent / "ops"
 
 
 def user_file() -> Path:
@@ -42,8 +45,15 @@ def policy(op: str, backend: str) -> Values:
     return values
 
 
+def tune_cpu_kernels() -> None:
+    """Give the compiled kernels the numbers of every `[cpu]` table."""
+    for file in sorted(_OPS.glob("*/*.toml")):
+        for name, value in policy(file.stem, "cpu").items():
+            _native.set_knob(file.stem, name, value)
+
+
 def _packaged(op: str) -> dict[str, Values]:
-    files = list((Path(__file__).parent / "ops").glob(f"*/{op}.toml"))
+    files = list(_OPS.glob(f"*/{op}.toml"))
     return tomllib.loads(files[0].read_text()) if files else {}
 
 

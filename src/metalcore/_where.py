@@ -9,7 +9,7 @@ from torch import Tensor
 from metalcore import _trace
 from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
-from metalcore._op import Op
+from metalcore._op import Op, as_tuple
 from metalcore._policy import policy
 from metalcore.metal.launch import PLANS
 
@@ -57,7 +57,8 @@ def check(op: Op, device: torch.device, dtype: torch.dtype) -> Health:
     doubles = [a.double().clone() if isinstance(a, Tensor) else a for a in example.args]
     with _trace.trace() as t:
         outputs = op(*args)
-    errors = [error(a, b) for a, b in zip(outputs, op.meaning(*doubles), strict=True)]
+    results, truth = (op.determined(as_tuple(o)) for o in (outputs, op.meaning(*doubles)))
+    errors = [error(a, b) for a, b in zip(results, truth, strict=True)]
     return Health(
         op.name,
         device.type,

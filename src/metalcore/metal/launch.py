@@ -2,7 +2,7 @@
 """Launch: one kernel call as a value. Plans make them, `run` executes them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -92,7 +92,17 @@ def _fits(parameter: source.Parameter, value: Any) -> bool:
     return value.dtype == plain.get(parameter.type, value.dtype)
 
 
-Planned = tuple[list[Launch], Any]
+@dataclass(frozen=True)
+class Call:
+    """A step of torch's own between launches: a matrix product or a copy, in place on views."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+Step = Launch | Call
+Planned = tuple[Sequence[Step], Any]
 Plan = Callable[..., Planned | None]
 
 PLANS: dict[str, Plan] = {}
@@ -100,9 +110,10 @@ PLANS: dict[str, Plan] = {}
 
 
 def metal_kernel(op: str) -> Callable[[Plan], Plan]:
-    """Register `plan(policy, *op_arguments) -> (launches, outputs)` as the MPS kernel of `op`.
+    """Register `plan(policy, *op_arguments) -> (steps, outputs)` as the MPS kernel of `op`.
 
     A plan is a pure function of shapes and policy. It returns None for what it does not take.
+    Its steps run in order, and none of them may wait for the GPU.
     """
 
     def register(plan: Plan) -> Plan:
@@ -119,18 +130,22 @@ def execute(op: str, args: Sequence[Any], backend: str, compiler: source.Compile
     planned = plan(policy(plan.__module__.rpartition(".")[2], "metal"), *args)
     if planned is None:
         return NotImplemented
-    launches, outputs = planned
-    for launch in launches:
-        run(launch, compiler)
-    kernels = " + ".join(launch.kernel for launch in launches) or "empty"
+    steps, outputs = planned
+    for step in steps:
+        run(step, compiler)
+    launches = [step for step in steps if isinstance(step, Launch)]
+    kernels = " + ".join(dict.fromkeys(launch.kernel for launch in launches)) or "empty"
     _trace.note(f"{backend}:{kernels}", kernels)
     return outputs
 
 
-def run(launch: Launch, compiler: source.Compiler | None = None) -> None:
-    """Execute a launch on torch's current MPS stream, or with another compiler's kernels."""
-    kernel = getattr(source.library(launch.file, compiler), launch.kernel)
-    kernel(*launch.args, threads=launch.threads, group_size=launch.group)
+def run(step: Step, compiler: source.Compiler | None = None) -> None:
+    """Execute a step on torch's current MPS stream, or with another compiler's kernels."""
+    if isinstance(step, Call):
+        step.function(*step.args, **step.options)
+        return
+    kernel = getattr(source.library(step.file, compiler), step.kernel)
+    kernel(*step.args, threads=step.threads, group_size=step.group)
 
 
 def _on_gpu(op: str, args: tuple[Any, ...]) -> Any:

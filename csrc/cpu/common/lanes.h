@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT
+// Small matrices side by side: element e of matrix l stands in lane l of register e, so that one
+// instruction does the same step for as many matrices as a register has lanes.
+//
+//   for_each_group<T>(batch, flops_per_matrix, [&](int64_t first, int64_t count) {
+//     T* w = workspace<T>(m * ld * kLanes<T>);
+//     pack_matrix(a + first * m * n, m, n, ld, m * n, count, w);   // w[(i * ld + j) * kLanes]
+//     ... at(w, i * ld + j) ...
+//     unpack_matrix(...);
+//   });
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "simd.h"
+#include "tensor.h"
+
+namespace metalcore::lanes {
+
+using simd::kLanes;
+using simd::Vec;
+
+template <typename T>
+using Int = std::conditional_t<std::is_same_v<T, double>, int64_t, int32_t>;
+
+typedef int32_t Int32Vec __attribute__((vector_size(MC_REGISTER_BYTES)));
+typedef int64_t Int64Vec __attribute__((vector_size(MC_REGISTER_BYTES)));
+
+// What a comparison of registers gives: all bits of a lane, or none. Also a register of integers.
+template <typename T>
+using Mask = std::conditional_t<std::is_same_v<T, double>, Int64Vec, Int32Vec>;
+
+template <typename T>
+inline Vec<T> splat(T x) {
+  return Vec<T>{} + x;
+}
+
+// Registers in a workspace are aligned.
+template <typename T>
+inline Vec<T>& at(T* w, int64_t element) {
+  return *reinterpret_cast<Vec<T>*>(w + element * kLanes<T>);
+}
+
+template <typename T>
+inline const Vec<T>& at(const T* w, int64_t element) {
+  return *reinterpret_cast<const Vec<T>*>(w + element * kLanes<T>);
+}
+
+inline simd::FloatVec sqrt(simd::FloatVec v) {
+#if defined(__AVX512F__)
+  return (simd::FloatVec)_mm512_sqrt_ps((__m512)v);
+#elif defined(__AVX2__)
+  return (simd::FloatVec)_mm256_sqrt_ps((__m256)v);
+#elif defined(__aarch64__)
+  return (simd::FloatVec)vsqrtq_f32((float32x4_t)v);
+#else
+  for (int64_t l = 0; l < kLanes<float>; ++l) v[l] = std::sqrt(v[l]);
+  return v;
+#endif
+}
+
+inline simd::DoubleVec sqrt(simd::DoubleVec v) {
+#if defined(__AVX512F__)
+  return (simd::DoubleVec)_mm512_sqrt_pd((__m512d)v);
+#elif defined(__AVX2__)
+  return (simd::DoubleVec)_mm256_sqrt_pd((__m256d)v);
+#elif defined(__aarch64__)
+  return (simd::DoubleVec)vsqrtq_f64((float64x2_t)v);
+#else
+  for (int64_t l = 0; l < kLanes<double>; ++l) v[l] = std::sqrt(v[l]);
+  return v;
+#endif
+}
+
+template <typename V>
+inline V max(V a, V b) {
+  return a > b ? a : b;
+}
+
+template <typename V>
+inline V min(V a, V b) {
+  return a < b ? a : b;
+}
+
+// |magnitude| with the sign of `sign`; -0 counts as negative.
+template <typename V>
+inline V copysign(V magnitude, V sign) {
+  using T = std::remove_cvref_t<decltype(magnitude[0])>;
+  const Mask<T> top = simd::bits_as<Mask<T>>(splat<T>(T(-0.0)));
+  return simd::bits_as<V>((simd::bits_as<Mask<T>>(magnitude) & ~top) |
+                          (simd::bits_as<Mask<T>>(sign) & top));
+}
+
+template <typename V>
+inline V abs(V v) {
+  return copysign(v, V{});
+}
+
+template <typename M>
+inline bool any(M mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  for (size_t i = 0; i < sizeof(M) / sizeof(mask[0]); ++i) {
+    if (mask[i]) return true;
+  }
+  return false;
+#endif
+}
+
+namespace detail {
+
+// In each block of `Block` elements, the lower or upper halves of a and b in turns of `Run`.
+template <int Block, int Run, bool Upper, typename V, int... I>
+inline V interleave(V a, V b, std::integer_sequence<int, I...>) {
+  constexpr int kCount = sizeof...(I);
+  // element i of the result: its block, its place in the block, whose turn it is
+  return __builtin_shufflevector(
+      a, b,
+      (I / Block * Block + (Upper ? Block / 2 : 0) + I % Block / (2 * Run) * Run + I % Run +
+       (I % Block / Run % 2 ? kCount : 0))...);
+}
+
+// One round of the perfect shuffle over `count` registers, at distances of `step`.
+template <int Block, int Run, typename T>
+inline void shuffle_round(Vec<T>* r, int count, int step) {
+  constexpr auto all = std::make_integer_sequence<int, kLanes<T>>();
+  Vec<T> s[kLanes<T>];
+  for (int i = 0; i < count / 2; ++i) {
+    const Vec<T> a = r[i * step], b = r[(i + count / 2) * step];
+    s[2 * i] = interleave<Block, Run, false>(a, b, all);
+    s[2 * i + 1] = interleave<Block, Run, true>(a, b, all);
+  }
+  for (int i = 0; i < count; ++i) r[i * step] = s[i];
+}
+
+}  // namespace detail
+
+// Transposes the square of as many registers as a register has lanes: first inside 16-byte
+// chunks, which shuffles do at once, then the chunks.
+template <typename T>
+inline void transpose(Vec<T>* r) {
+  constexpr int kChunk = 16 / sizeof(T), kChunks = kLanes<T> / kChunk;
+  for (int g = 0; g < kChunks; ++g) {
+    for (int round = 1; round < kChunk; round *= 2) {
+      detail::shuffle_round<kChunk, 1, T>(r + g * kChunk, kChunk, 1);
+    }
+  }
+  for (int i = 0; i < kChunk; ++i) {
+    for (int round = 1; round < kChunks; round *= 2) {
+      detail::shuffle_round<int(kLanes<T>), kChunk, T>(r + i, kChunks, kChunk);
+    }
+  }
+}
+
+// `elements` values of each of `count` matrices, `stride` apart, into w[elements][lanes]. Lanes
+// without a matrix get the first one, so that they stay as harmless as it is.
+template <typename T>
+void pack(const T* a, int64_t elements, int64_t stride, int64_t count, T* w) {
+  constexpr int64_t L = kLanes<T>;
+  for (int64_t e = 0; e < elements; e += L) {
+    const int64_t some = std::min(L, elements - e);
+    Vec<T> r[L];
+    for (int64_t l = 0; l < L; ++l) {
+      const T* from = a + (l < count ? l : 0) * stride + e;
+      if (some == L) {
+        r[l] = simd::load_as<Vec<T>>(from);
+      } else {
+        r[l] = Vec<T>{};
+        std::memcpy(&r[l], from, some * sizeof(T));
+      }
+    }
+    transpose<T>(r);
+    for (int64_t i = 0; i < some; ++i) at(w, e + i) = r[i];
+  }
+}
+
+template <typename T>
+void unpack(const T* w, int64_t elements, int64_t stride, int64_t count, T* a) {
+  constexpr int64_t L = kLanes<T>;
+  for (int64_t e = 0; e < elements; e += L) {
+    const int64_t some = std::min(L, elements - e);
+    Vec<T> r[L];
+    for (int64_t i = 0; i < L; ++i) r[i] = i < some ? at(w, e + i) : Vec<T>{};
+    transpose<T>(r);
+    for (int64_t l = 0; l < count; ++l) std::memcpy(a + l * stride + e, &r[l], some * sizeof(T));
+  }
+}
+
+// Rows of n values, `ld` apart in the workspace.
+template <typename T>
+void pack_matrix(const T* a, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
+                 T* w) {
+  if (ld == n) return pack(a, m * n, stride, count, w);
+  for (int64_t i = 0; i < m; ++i) pack(a + i * n, n, stride, count, w + i * ld * kLanes<T>);
+}
+
+template <typename T>
+void unpack_matrix(const T* w, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
+                   T* a) {
+  if (ld == n) return unpack(w, m * n, stride, count, a);
+  for (int64_t i = 0; i < m; ++i) unpack(w + i * ld * kLanes<T>, n, stride, count, a + i * n);
+}
+
+// A row length that spreads the elements of a column over the cache.
+inline int64_t padded(int64_t n) { return n < 16 || n % 2 == 1 ? n : n + 1; }
+
+// Registers' worth of memory that stays with the thread; what an earlier call held is gone.
+template <typename T>
+T* workspace(int64_t values) {
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  static thread_local std::unique_ptr<void, Free> memory;
+  static thread_local int64_t size = 0;
+  const int64_t bytes = (values * int64_t(sizeof(T)) + 63) / 64 * 64;
+  if (bytes > size) {
+    memory.reset(std::aligned_alloc(64, bytes));
+    size = memory ? bytes : 0;
+    STD_TORCH_CHECK(memory != nullptr, "metalcore: no memory for a workspace of ", bytes, " bytes");
+  }
+  return static_cast<T*>(memory.get());
+}
+
+// Operations per task. Below this, starting a thread costs more than it saves.
+constexpr int64_t kGrainFlops = 64 * 1024;
+
+// Calls body(first, count) for groups of up to kLanes<T> matrices, on all threads.
+template <typename T, typename Body>
+void for_each_group(int64_t batch, int64_t flops_per_matrix, Body body) {
+  constexpr int64_t L = kLanes<T>;
+  const int64_t groups = (batch + L - 1) / L;
+  const int64_t grain =
+      std::max<int64_t>(1, kGrainFlops / std::max<int64_t>(1, flops_per_matrix * L));
+  torch::stable::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; ++g) body(g * L, std::min(L, batch - g * L));
+  });
+}
+
+}  // namespace metalcore::lanes
