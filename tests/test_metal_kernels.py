@@ -2,11 +2,14 @@
 """Every Metal kernel is executed by the simulator, and every barrier in one is needed."""
 
 import re
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import metalcore
 import mslsim
@@ -20,33 +23,49 @@ FILES = sorted(str(p.relative_to(METAL)) for p in METAL.glob("*/*.metal"))
 BARRIER = re.compile(r"(?:threadgroup|simdgroup)_barrier\([^;]*\);")
 
 
-def _launches(file: str) -> list[launch.Launch]:
-    """What the examples of the ops in `file` launch, in each dtype."""
-    found = []
+def _programs(file: str) -> Iterator[Sequence[launch.Step]]:
+    """What the examples of the ops with kernels in `file` do, in each dtype."""
     for name, plan in launch.PLANS.items():
         values = policy(plan.__module__.rpartition(".")[2], "metal")
-        for dtype in launch.MSL_TYPE:
-            planned = plan(values, *Op.all[name].sample(dtype).args)
+        for sample, dtype in product(Op.all[name].samples, launch.MSL_TYPE):
+            torch.manual_seed(0)
+            planned = plan(values, *sample(dtype).args)
             assert planned is not None
-            found += [one for one in planned[0] if one.file == file]
+            if any(isinstance(step, launch.Launch) and step.file == file for step in planned[0]):
+                yield planned[0]
+
+
+def _barriers(text: str) -> list[tuple[str, int]]:
+    """File and line of every barrier, by the line markers of an expanded source."""
+    found, place = [], ("", 0)
+    for line in text.splitlines():
+        marker = re.match(r'#line (\d+) "([^"]+)"', line)
+        if marker:
+            place = (marker[2], int(marker[1]) - 1)
+            continue
+        place = (place[0], place[1] + 1)
+        found += [place] * len(BARRIER.findall(line))
     return found
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_removing_any_barrier_is_noticed(file: str) -> None:
     text = source.read(file)
-    barriers = list(BARRIER.finditer(text))
-    assert barriers, "no kernel of this file has a barrier"
-    for barrier in barriers:
-        without = text[: barrier.start()] + text[barrier.end() :]
-        library = mslsim.compile_shader(without, on_finding="collect")
-        kinds = set()
-        for one in _launches(file):
-            report = getattr(library, one.kernel)(
-                *one.args, threads=one.threads, group_size=one.group
-            )
-            kinds |= {finding.kind for finding in report.findings}
-        assert kinds & {"race", "uninitialized"}, barrier[0]
+    needless = set(_barriers(text))
+    library = mslsim.compile_shader(text, on_finding="collect")
+    for steps in _programs(file):
+        for step in steps:
+            if isinstance(step, launch.Call) or step.file != file:
+                launch.run(step, mslsim.compile_shader)
+                continue
+            kernel = getattr(library, step.kernel)
+            arguments = {"threads": step.threads, "group_size": step.group}
+            for place in sorted(needless):
+                copies = [a.clone() if isinstance(a, Tensor) else a for a in step.args]
+                report = kernel(*copies, **arguments, without_barrier_at=place)
+                needless -= {place} if report.findings else set()
+            kernel(*step.args, **arguments)
+    assert not needless
 
 
 def test_a_model_trains_through_the_simulator_under_a_trace() -> None:

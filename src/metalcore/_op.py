@@ -42,7 +42,7 @@ class Op:
         self._recorded: Any
         self._transformed: Any
         self.meaning: Function
-        self.sample: Callable[[torch.dtype], Example]
+        self.samples: list[Callable[[torch.dtype], Example]] = []
         self.determined: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda outputs: outputs
         Op.all[self.name] = self
 
@@ -80,8 +80,11 @@ class Op:
         return self.meaning(*args)
 
     def example(self, fn: Callable[[torch.dtype], Example]) -> Callable[[torch.dtype], Example]:
-        """Attach small arguments per dtype, for `doctor` and the table of what runs where."""
-        self.sample = fn
+        """Attach small arguments per dtype, for `doctor` and the table of what runs where.
+
+        An op that has several kernels gets an example for each.
+        """
+        self.samples.append(fn)
         return fn
 
     def determines(self, fn: Callable[..., tuple[Any, ...]]) -> Function:

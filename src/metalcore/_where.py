@@ -9,7 +9,7 @@ from torch import Tensor
 from metalcore import _trace
 from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
-from metalcore._op import Op, as_tuple
+from metalcore._op import Example, Op, as_tuple
 from metalcore._policy import policy
 from metalcore.metal.launch import PLANS
 
@@ -46,13 +46,17 @@ def kernel_dtypes(op: Op, backend: str) -> list[str]:
     if plan is None:
         return []
     values = policy(op.story.split("/")[1], "metal")
-    return [dtype_name(d) for d in FLOATS if plan(values, *op.sample(d).args) is not None]
+    return [dtype_name(d) for d in FLOATS if plan(values, *op.samples[0](d).args) is not None]
 
 
 def check(op: Op, device: torch.device, dtype: torch.dtype) -> Health:
-    """Run the op's example and compare with the truth."""
+    """Run the op's examples, compare with the truth, and tell of the worst one."""
+    found = [_check_example(op, sample(dtype), device, dtype) for sample in op.samples]
+    return max(found, key=lambda health: health.max_error / health.allowed)
+
+
+def _check_example(op: Op, example: Example, device: torch.device, dtype: torch.dtype) -> Health:
     torch.manual_seed(0)
-    example = op.sample(dtype)
     args = [a.to(device) if isinstance(a, Tensor) else a for a in example.args]
     doubles = [a.double().clone() if isinstance(a, Tensor) else a for a in example.args]
     with _trace.trace() as t:

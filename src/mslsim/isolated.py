@@ -17,7 +17,7 @@ from .frontend_rewrite import symbol
 from .native import ORDERS
 from .process import Died, Worker
 from .report import Finding, Report
-from .worker import BUFFERS, SESSION_BYTES
+from .worker import BUFFERS, MAX_IGNORED, SESSION_BYTES
 
 _BITS = {
     "bounds": 1,
@@ -61,6 +61,7 @@ class Job:
     checks: frozenset[str]
     timeout: float
     place: tuple[str, int]
+    without_barrier_at: tuple[str, int] | None = None
 
     @property
     def groups(self) -> int:
@@ -84,6 +85,9 @@ class Job:
         ctypes.memset(ctypes.addressof(session), 0, ctypes.sizeof(session))
         session.checks = sum(bit for name, bit in _BITS.items() if name in checks)
         session.order = ORDERS[self.order]
+        ignored = self._ignored_sites()
+        session.ignored_count = len(ignored)
+        session.ignored[: len(ignored)] = ignored
         constant = {r.index for r in self.rows if r.read_only}
         buffers = []
         for region, block in enumerate(self.encoded.blocks):
@@ -101,6 +105,14 @@ class Job:
             (r.index, free, 0) for r in self.rows if not r.is_threadgroup and r.index not in bound
         ]
         w.send(self._request(buffers))
+
+    def _ignored_sites(self) -> list[int]:
+        """Every place that the line's code was inlined to."""
+        place = self.without_barrier_at
+        sites = [i for i, s in enumerate(self.build.sites) if (s.file, s.line) == place]
+        if len(sites) > MAX_IGNORED:
+            raise ValueError(f"{self.kernel}: {place} stands for over {MAX_IGNORED} barriers")
+        return sites
 
     def _request(self, buffers: list[tuple[int, int, int]]) -> dict[str, Any]:
         return {

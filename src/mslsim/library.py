@@ -114,9 +114,16 @@ class Kernel:
         arg_casts: Mapping[int, str] | str | None = None,
         threadgroup_memory: Mapping[int, int] | None = None,
         order: str = "ascending",
+        without_barrier_at: tuple[str, int] | None = None,
     ) -> Report:
-        """Runs the kernel on `args`, which are changed in place."""
-        report = self.run(args, threads, group_size, arg_casts, threadgroup_memory, order)
+        """Runs the kernel on `args`, which are changed in place.
+
+        `without_barrier_at`, a file and a line, has the race check take the barriers there for
+        absent: where it then finds nothing, this launch does not need them.
+        """
+        report = self.run(
+            args, threads, group_size, arg_casts, threadgroup_memory, order, without_barrier_at
+        )
         if report.findings and self._library._on_finding == "raise":
             raise KernelError(report.findings)
         return report
@@ -129,8 +136,11 @@ class Kernel:
         arg_casts: Mapping[int, str] | str | None = None,
         threadgroup_memory: Mapping[int, int] | None = None,
         order: str = "ascending",
+        without_barrier_at: tuple[str, int] | None = None,
     ) -> Report:
         """As calling the kernel, but findings are only returned."""
+        if without_barrier_at and "race" not in self._library._checks:
+            raise ValueError("without_barrier_at asks the race check, which is off")
         if order not in native.ORDERS:
             raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
         encoded = encode(self.name, args, arg_casts)
@@ -149,7 +159,7 @@ class Kernel:
         if self._library._checks:
             job = isolated.Job(
                 self.name, self._build(), rows, encoded, grid, group, memory, order,
-                self._library._checks, self._library._timeout, self._place,
+                self._library._checks, self._library._timeout, self._place, without_barrier_at,
             )  # fmt: skip
             return isolated.run(job)
         launch = native.run(self._build(), self.name, encoded, grid, group, memory, order)

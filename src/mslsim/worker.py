@@ -17,6 +17,7 @@ from typing import Any
 BUFFERS = 31
 REGIONS = BUFFERS + 1
 MAX_FOUND = 64
+MAX_IGNORED = 64
 
 
 class Launch(ctypes.Structure):
@@ -91,6 +92,8 @@ class Session(ctypes.Structure):
     _fields_ = (
         ("checks", ctypes.c_uint32),
         ("order", ctypes.c_int32),
+        ("ignored_count", ctypes.c_uint32),
+        ("ignored", ctypes.c_uint32 * MAX_IGNORED),
         ("regions", RegionInfo * REGIONS),
         ("steps", ctypes.c_uint64),
         ("site", ctypes.c_uint32),

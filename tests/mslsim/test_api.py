@@ -236,6 +236,31 @@ kernel void wild(device float* x [[buffer(0)]], constant ulong& at [[buffer(1)]]
 )
 
 
+def test_a_barrier_is_needed_where_its_absence_is_a_race():
+    source = """#include <metal_stdlib>
+using namespace metal;
+kernel void k(device float* y [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+  threadgroup float shared[64];
+  shared[t] = y[t];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[t] = shared[63 - t];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+"""
+    kernel = mslsim.compile_shader(source, name="k.metal", on_finding="collect").k
+
+    def findings(line):
+        y = np.arange(64, dtype=np.float32)
+        report = kernel(y, threads=64, group_size=64, without_barrier_at=("k.metal", line))
+        return {(f.kind, f.line) for f in report.findings}
+
+    assert findings(6) == {("race", 7)}
+    assert findings(8) == set()
+    unchecked = mslsim.compile_shader(source, "none").k
+    with pytest.raises(ValueError, match="race check, which is off"):
+        unchecked(np.zeros(64, np.float32), threads=64, without_barrier_at=("k.metal", 6))
+
+
 def test_a_crash_stays_in_the_worker():
     x = np.zeros(32, np.float32)
     report = mslsim.run(CRASH, "wild", (x, np.uint64(4096)), 32, 32)

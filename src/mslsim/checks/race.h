@@ -94,14 +94,23 @@ struct Race : Check {
 
   void group_end(const Worker&) { settle(); }
 
-  void threadgroup_barrier(const Worker&, int flags) {
+  static bool ignored(uint32_t site) {
+    const Session& s = *memory().session;
+    for (uint32_t i = 0; i < s.ignored_count; ++i) {
+      if (s.ignored[i] == site) return true;
+    }
+    return false;
+  }
+
+  void threadgroup_barrier(const Worker& w, int flags) {
     settle();
+    if (ignored(w.barrier_site)) return;
     if (flags & 1) ++clock[0];
     if (flags & 2) ++clock[1];
   }
 
-  void collective(const Worker&, unsigned g, int kind, int flags, uint32_t) {
-    if (kind != kSimdBarrier) return;
+  void collective(const Worker&, unsigned g, int kind, int flags, uint32_t site) {
+    if (kind != kSimdBarrier || ignored(site)) return;
     if (flags & 1) ++epoch[0][g];
     if (flags & 2) ++epoch[1][g];
   }

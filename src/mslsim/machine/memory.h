@@ -66,11 +66,15 @@ struct RegionCounts {
 };
 
 constexpr unsigned kMaxFound = 64;
+constexpr unsigned kMaxIgnored = 64;
 
 // Lies in memory shared with the host, which can read it even after this process has died.
 struct Session {
   uint32_t checks;
   int32_t order;
+  // Sites of barriers that the race check takes for absent.
+  uint32_t ignored_count;
+  uint32_t ignored[kMaxIgnored];
   RegionInfo regions[kRegions];
   // Progress, for the watchdog.
   uint64_t steps;
