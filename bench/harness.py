@@ -56,6 +56,7 @@ class Bench:
         bytes_moved: what must be read and written at least, from the inputs.
         flops: what must be computed, from the inputs.
         backward: also run the gradients of all inputs that are floating point.
+        plot_over: the variable of the sweep that the page plots the ratio against.
     """
 
     op: str
@@ -70,6 +71,7 @@ class Bench:
     bytes_moved: Callable[..., int] | None = None
     flops: Callable[..., int] | None = None
     backward: bool = False
+    plot_over: str | None = None
 
     @property
     def title(self) -> str:

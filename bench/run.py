@@ -3,6 +3,7 @@
 
 import importlib
 import json as json_format
+import math
 import pkgutil
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from metalcore import _native
-from metalcore._report import Bars, Section, number, page
+from metalcore._report import Bars, Lines, Section, number, page
 from metalcore._report import Table as HtmlTable
 
 from . import __path__ as _folders
@@ -121,7 +122,7 @@ def run(
     titles = dict.fromkeys(row.op for row in rows)
     grids = [_grid(title, [row for row in rows if row.op == title]) for title in titles]
     if html is not None:
-        html.write_text(_html(machine, limits, rows, grids), encoding="utf-8")
+        html.write_text(_html(machine, limits, rows, grids, benches), encoding="utf-8")
     _print(machine, limits, grids, console)
     for file in (json, html):
         if file is not None:
@@ -235,10 +236,21 @@ def _limits_text(limits: Limits) -> str:
     )
 
 
-def _html(machine: Machine, limits: Limits, rows: Sequence[Row], grids: Sequence[Grid]) -> str:
+def _html(
+    machine: Machine,
+    limits: Limits,
+    rows: Sequence[Row],
+    grids: Sequence[Grid],
+    benches: Sequence[Bench],
+) -> str:
     sections: list[Section] = []
+    plotted = {bench.title: bench for bench in benches if bench.plot_over}
     for grid in grids:
         of_op = [row for row in rows if row.op == grid.title]
+        if grid.title in plotted:
+            sections.append(_curves(plotted[grid.title], of_op))
+            sections.append(HtmlTable(grid.title, grid.columns, grid.lines, grid.numeric))
+            continue
         for peer in dict.fromkeys(row.peer for row in of_op):
             ratios = {(row.shape, row.dtype): row.ratio for row in of_op if row.peer == peer}
             if any(ratio is not None for ratio in ratios.values()):
@@ -261,6 +273,35 @@ def _html(machine: Machine, limits: Limits, rows: Sequence[Row], grids: Sequence
         _limits_text(limits),
     ]
     return page("metalcore bench", intro, sections)
+
+
+def _curves(bench: Bench, rows: Sequence[Row]) -> Lines:
+    """The ratio to the fastest peer against one variable, a curve per setting of the others."""
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row.ratio is not None:
+            case = (row.shape, row.dtype)
+            best[case] = min(row.ratio, best.get(case, math.inf))
+    over = bench.plot_over or ""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    names: dict[float, str] = {}
+    for case in cases([bench]):
+        others = [f"{k} {v}" for k, v in case.point.items() if k != over]
+        dtype = str(case.dtype).removeprefix("torch.")
+        if (case.shape, dtype) in best:
+            x = math.log2(max(1, case.point[over]))
+            names[x] = str(case.point[over])
+            curve = curves.setdefault(", ".join([*others, dtype]), [])
+            curve.append((x, best[case.shape, dtype]))
+    return Lines(
+        f"{bench.title}: times as fast as the fastest peer",
+        over,
+        "times as fast",
+        {name: sorted(curve) for name, curve in curves.items()},
+        from_zero=True,
+        x_names=names,
+        line=1.0,
+    )
 
 
 def _bars(

@@ -114,6 +114,22 @@ def test_json_and_html_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "train/rms_norm" in html
 
 
+def test_a_sweep_is_plotted_over_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = [{"rows": 3, "n": n} for n in (8, 16, 64)]
+    bench = _bench(sweep=sweep, plot_over="n")
+    monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (bench,)})
+    monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
+    assert run.run([], html=tmp_path / "b.html") == 0
+    html = (tmp_path / "b.html").read_text()
+    assert "times as fast as the fastest peer" in html
+    curves = [line for line in html.splitlines() if "<polyline" in line]
+    assert len(curves) == 1
+    assert curves[0].split('points="')[1].split('"')[0].count(",") == 3
+    assert 'class="mark"' in html
+
+
 def test_a_wrong_result_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = _bench(run=lambda x: x)
     monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (wrong,)})

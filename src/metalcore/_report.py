@@ -7,7 +7,7 @@ canvas, so that two fit beside each other on a desk and one fills a phone.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 Cell = str | float | int | None
@@ -57,6 +57,10 @@ class Lines:
     series: Mapping[str, Sequence[tuple[float, float]]]
     from_zero: bool = False
     note: str = ""
+    # names for positions on the x axis, in place of round values
+    x_names: Mapping[float, str] = field(default_factory=dict)
+    # a value of y to be marked, for example 1.0 where curves are ratios
+    line: float | None = None
 
 
 Section = Table | Bars | Lines
@@ -204,7 +208,8 @@ def _lines(plot: Lines) -> str:
     points = [p for curve in plot.series.values() for p in curve]
     xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
     y_ticks = _ticks(0.0 if plot.from_zero else min(ys), max(ys))
-    x_ticks = [t for t in _ticks(min(xs), max(xs)) if min(xs) <= t <= max(xs)]
+    x_round = [t for t in _ticks(min(xs), max(xs)) if min(xs) <= t <= max(xs)]
+    x_names = plot.x_names or {t: _tick(t, x_round) for t in x_round}
     x_span, y_span = (max(xs) - min(xs)) or 1.0, (y_ticks[-1] - y_ticks[0]) or 1.0
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -218,9 +223,12 @@ def _lines(plot: Lines) -> str:
         _, y = at(min(xs), tick)
         out.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
         out.append(_text(left - 8, y + 4.5, _tick(tick, y_ticks), "end", "tick"))
-    for tick in x_ticks:
+    for tick, name in x_names.items():
         x, _ = at(tick, y_ticks[0])
-        out.append(_text(x, bottom + 18, _tick(tick, x_ticks), "middle", "tick"))
+        out.append(_text(x, bottom + 18, name, "middle", "tick"))
+    if plot.line is not None:
+        _, y = at(min(xs), plot.line)
+        out.append(f'<line class="mark" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
     for s, (name, curve) in enumerate(plot.series.items()):
         if len(curve) == 1:
             x, y = at(*curve[0])
