@@ -9,7 +9,7 @@ PACKAGES := $(shell find src bench -name __init__.py)
 default: lint fast-tests
 
 test: lint  ## everything CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 fast-tests: build  ## all but the simulator's own
 	$(BIN)/python -m pytest -x --ignore=tests/mslsim tests

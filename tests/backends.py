@@ -2,18 +2,28 @@
 """Where ops are tested: `cpu`, `sim` (Metal kernels, simulated), and `mps` where there is one."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
 import metalcore
+import mslsim
+from metalcore.metal import source
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 simulated_kernels: set[str] = set()
 """The kernels that this session ran in the simulator."""
+
+
+def shipped_kernels() -> set[str]:
+    """Every kernel of every Metal source of the package."""
+    folder = Path(source.__file__).parent
+    files = [str(p.relative_to(folder)) for p in folder.glob("*/*.metal")]
+    return {k for f in files for k in dir(mslsim.compile_shader(source.read(f), "none"))}
 
 
 class Backend:

@@ -19,12 +19,13 @@ if "ONEDNN_MAX_CPU_ISA" not in os.environ and _cpu.exists() and "amx_tile" in _c
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
-from tests.backends import BACKENDS, DEVICES, Backend
+from tests.backends import BACKENDS, DEVICES, Backend, shipped_kernels, simulated_kernels
 
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=40, print_blob=True
@@ -54,8 +55,28 @@ def device(request: pytest.FixtureRequest) -> Backend:
     return request.param  # type: ignore[no-any-return]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What looks back at the whole session runs last, and only where the whole suite runs."""
-    last = [item for item in items if item.get_closest_marker("runs_last")]
-    whole = not config.option.keyword and all(Path(a).name == "tests" for a in config.args)
-    items[:] = [item for item in items if item not in last] + (last if whole else [])
+# Two processes share the two cores that a test machine has; each computes with one thread.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+_never_simulated = pytest.StashKey[set[str]]()
+
+
+def pytest_testnodedown(node: Any) -> None:
+    simulated_kernels.update(getattr(node, "workeroutput", {}).get("simulated_kernels", ()))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run of the whole suite fails where a kernel was never simulated."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["simulated_kernels"] = sorted(simulated_kernels)
+    elif exitstatus == 0 and not config.option.keyword and config.args == ["tests"]:
+        missing = config.stash[_never_simulated] = shipped_kernels() - simulated_kernels
+        session.exitstatus = int(bool(missing))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    missing = config.stash.get(_never_simulated, set())
+    if missing:
+        terminalreporter.write_line(f"no test simulates {', '.join(sorted(missing))}", red=True)

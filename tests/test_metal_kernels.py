@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ import mslsim
 from metalcore._op import Op
 from metalcore._policy import policy
 from metalcore.metal import launch, source
-from tests.backends import simulated_kernels
 
 METAL = Path(source.__file__).parent
 FILES = sorted(str(p.relative_to(METAL)) for p in METAL.glob("*/*.metal"))
@@ -94,12 +92,3 @@ def test_findings_are_raised_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> N
     with metalcore.simulate(), pytest.raises(mslsim.KernelError, match="race"):
         metalcore.rms_norm(torch.randn(3, 4096))
     source.library.cache_clear()
-
-
-@pytest.mark.runs_last
-@pytest.mark.parametrize("file", FILES)
-def test_every_kernel_was_simulated(file: str) -> None:
-    built: Any = mslsim.compile_shader(source.read(file), "none")
-    kernels = set(dir(built))
-    assert kernels
-    assert kernels - simulated_kernels == set()
