@@ -34,7 +34,7 @@ def _condition(m: int, n: int, condition: float) -> Tensor:
 
 def _repeated_columns(m: int, n: int) -> Tensor:
     a = _randn(m, n)
-    a[:, n // 2 :] = a[:, : n - n // 2]
+    a[:, n // 2 :] = a[:, : n - n // 2].clone()
     return a
 
 

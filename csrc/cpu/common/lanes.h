@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -90,7 +91,7 @@ inline V min(V a, V b) {
 template <typename V>
 inline V copysign(V magnitude, V sign) {
   using T = std::remove_cvref_t<decltype(magnitude[0])>;
-  const Mask<T> top = simd::bits_as<Mask<T>>(splat<T>(T(-0.0)));
+  const Mask<T> top = Mask<T>{} + std::numeric_limits<Int<T>>::min();
   return simd::bits_as<V>((simd::bits_as<Mask<T>>(magnitude) & ~top) |
                           (simd::bits_as<Mask<T>>(sign) & top));
 }
