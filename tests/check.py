@@ -65,10 +65,15 @@ def _check_gradients(
     outputs = _differentiable(op.determined(outputs))
     true_outputs = _differentiable(op.determined(as_tuple(op.meaning(*truths))))
     seeds = [torch.randn_like(o, dtype=torch.float32).to(o.dtype) for o in outputs]
-    wanted = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
-    grads = torch.autograd.grad(outputs, [inputs[i] for i in wanted], seeds)
+    wanted = [i for i, a in enumerate(inputs) if isinstance(a, Tensor) and a.requires_grad]
+    given = [i for i, o in enumerate(true_outputs) if o.requires_grad]
+    grads = torch.autograd.grad(
+        [outputs[i] for i in given], [inputs[i] for i in wanted], [seeds[i] for i in given]
+    )
     true_grads = torch.autograd.grad(
-        true_outputs, [truths[i] for i in wanted], [_double(s) for s in seeds]
+        [true_outputs[i] for i in given],
+        [truths[i] for i in wanted],
+        [_double(seeds[i]) for i in given],
     )
     for i, grad in zip(wanted, grads, strict=True):
         assert grad.dtype == inputs[i].dtype
@@ -81,7 +86,7 @@ def check_registration(name: str, args: Sequence[Any], *, differentiable: bool =
     doubles = [_leaf(_double(a), differentiable) for a in args]
     torch.library.opcheck(getattr(torch.ops.metalcore, name).default, tuple(doubles))
     if differentiable:
-        tensors = [i for i, a in enumerate(doubles) if isinstance(a, Tensor)]
+        tensors = [i for i, a in enumerate(doubles) if isinstance(a, Tensor) and a.requires_grad]
 
         def of_tensors(*values: Tensor) -> Any:
             full = list(doubles)
@@ -115,7 +120,9 @@ def _leaf(a: Any, requires_grad: bool) -> Any:
 
 
 def _double(a: Any) -> Any:
-    return a.detach().cpu().double() if isinstance(a, Tensor) else a
+    if not isinstance(a, Tensor):
+        return a
+    return a.detach().cpu().double() if a.is_floating_point() else a.cpu()
 
 
 def _strided(a: Any) -> Any:

@@ -5,10 +5,16 @@ from importlib.metadata import version as _version
 
 from metalcore import _native, _policy
 from metalcore._trace import Record, trace
-from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm
+from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
+from metalcore.ops.train.rope import (
+    apply_rotary_pos_emb,
+    apply_rotary_pos_emb_single,
+    rope_forward,
+    rope_fwd,
+)
 
 from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
 from metalcore._simulate import simulate  # isort: skip
@@ -31,13 +37,18 @@ __all__ = [
     "MetalRMSNorm",
     "RMSNormFunction",
     "Record",
+    "RotaryEmbedding",
     "add_rms_norm",
+    "apply_rotary_pos_emb",
+    "apply_rotary_pos_emb_single",
     "cholesky",
     "fused_add_rmsnorm",
     "has_metal_kernels",
     "metal",
     "nn",
     "rms_norm",
+    "rope_forward",
+    "rope_fwd",
     "simulate",
     "trace",
 ]

@@ -58,7 +58,10 @@ def check(op: Op, device: torch.device, dtype: torch.dtype) -> Health:
 def _check_example(op: Op, example: Example, device: torch.device, dtype: torch.dtype) -> Health:
     torch.manual_seed(0)
     args = [a.to(device) if isinstance(a, Tensor) else a for a in example.args]
-    doubles = [a.double().clone() if isinstance(a, Tensor) else a for a in example.args]
+    doubles = [
+        a.double().clone() if isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in example.args
+    ]
     with _trace.trace() as t:
         outputs = op(*args)
     results, truth = (op.determined(as_tuple(o)) for o in (outputs, op.meaning(*doubles)))

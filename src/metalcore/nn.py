@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from metalcore._check import expect
 from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import rms_norm
 
@@ -70,6 +71,60 @@ class FusedAddRMSNorm(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Cosines and sines of positions, for `apply_rotary_pos_emb`. It holds no state.
+
+    Args:
+        dim: how many values are rotated.
+        max_position_embeddings: kept for reference; any position works.
+        base: wavelengths reach from 2 pi to nearly 2 pi * base.
+        interleaved: for rotations of neighbours.
+
+    Example:
+        >>> rope = metalcore.RotaryEmbedding(128, max_position_embeddings=2048)
+        >>> cos, sin = rope(seq_len=64)
+        >>> cos, sin = rope(hidden, position_ids)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_position_embeddings: int = 2048,
+        base: float = 10000.0,
+        device: torch.device | str | None = None,
+        *,
+        interleaved: bool = False,
+    ) -> None:
+        super().__init__()
+        expect(dim > 0 and dim % 2 == 0, "RotaryEmbedding", f"dim must be even, got {dim}")
+        self.dim, self.base, self.interleaved = dim, base, interleaved
+        self.max_position_embeddings, self.device = max_position_embeddings, device
+
+    def forward(
+        self,
+        x: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        seq_len: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin, [S, dim] for the first `seq_len` positions or [..., S, dim] for
+        `position_ids` [..., S]; with x's dtype and device, else float32."""
+        device = x.device if x is not None else self.device
+        if position_ids is None:
+            expect(seq_len is not None, "RotaryEmbedding", "pass position_ids or seq_len, got None")
+            position_ids = torch.arange(seq_len or 0, device=device)
+        # computed here and in float32, because a buffer would become float16 with its model
+        exponent = torch.arange(0, self.dim, 2, device=position_ids.device).float() / self.dim
+        angle = position_ids[..., None].float() * self.base**-exponent
+        angle = (
+            angle.repeat_interleave(2, -1) if self.interleaved else torch.cat((angle, angle), -1)
+        )
+        dtype = torch.float32 if x is None else x.dtype
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, base={self.base}, interleaved={self.interleaved}"
 
 
 MetalRMSNorm = RMSNorm

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// Rows that are read one value or four at a time.
+#pragma once
+
+#include <metal_stdlib>
+using namespace metal;
+
+// WIDTH consecutive values of a row: as they are stored, and as floats.
+template <typename T, int WIDTH>
+struct chunk {
+  typedef vec<T, WIDTH> stored;
+  typedef vec<float, WIDTH> wide;
+};
+
+template <typename T>
+struct chunk<T, 1> {
+  typedef T stored;
+  typedef float wide;
+};
+
+inline float total(float v) { return v; }
+inline float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
