@@ -7,6 +7,7 @@ from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
@@ -51,4 +52,6 @@ __all__ = [
     "rope_fwd",
     "simulate",
     "trace",
+    "trsm",
+    "trsm_batched",
 ]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""Linear systems A X = B: what B is, and their batches."""
+
+import torch
+from torch import Tensor
+
+from metalcore._check import expect_systems
+
+
+def are_vectors(A: Tensor, B: Tensor) -> bool:
+    """Whether B is [..., N] and not [..., N, K]; torch's rule."""
+    return B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+
+
+def as_one_batch(op: str, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """A [..., M, N] and B as [..., M, K], with the same batch dimensions."""
+    given, B = B, B.unsqueeze(-1) if are_vectors(A, B) else B
+    if A.shape[:-1] != B.shape[:-1]:
+        expect_systems(op, A, B, given)
+        batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        A, B = A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+    return A, B
