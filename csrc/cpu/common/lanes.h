@@ -133,11 +133,13 @@ template <int Block, int Run, typename T>
 inline void shuffle_round(Vec<T>* r, int count, int step) {
   constexpr auto all = std::make_integer_sequence<int, kLanes<T>>();
   Vec<T> s[kLanes<T>];
+#pragma GCC unroll 16
   for (int i = 0; i < count / 2; ++i) {
     const Vec<T> a = r[i * step], b = r[(i + count / 2) * step];
     s[2 * i] = interleave<Block, Run, false>(a, b, all);
     s[2 * i + 1] = interleave<Block, Run, true>(a, b, all);
   }
+#pragma GCC unroll 16
   for (int i = 0; i < count; ++i) r[i * step] = s[i];
 }
 
@@ -148,50 +150,89 @@ inline void shuffle_round(Vec<T>* r, int count, int step) {
 template <typename T>
 inline void transpose(Vec<T>* r) {
   constexpr int kChunk = 16 / sizeof(T), kChunks = kLanes<T> / kChunk;
+#pragma GCC unroll 16
   for (int g = 0; g < kChunks; ++g) {
+#pragma GCC unroll 16
     for (int round = 1; round < kChunk; round *= 2) {
       detail::shuffle_round<kChunk, 1, T>(r + g * kChunk, kChunk, 1);
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < kChunk; ++i) {
+#pragma GCC unroll 16
     for (int round = 1; round < kChunks; round *= 2) {
       detail::shuffle_round<int(kLanes<T>), kChunk, T>(r + i, kChunks, kChunk);
     }
   }
 }
 
+namespace detail {
+
+// The first of the matrices of a group; lanes without a matrix get the first one.
+template <typename T>
+struct Starts {
+  T* of[kLanes<std::remove_const_t<T>>];
+
+  Starts(T* a, int64_t stride, int64_t count) {
+    for (int64_t l = 0; l < kLanes<std::remove_const_t<T>>; ++l)
+      of[l] = a + (l < count ? l * stride : 0);
+  }
+};
+
+// Calls body(e) for whole registers of elements; the last two may overlap.
+template <typename T, typename Body>
+inline void for_each_register(int64_t elements, Body body) {
+  constexpr int64_t L = kLanes<T>;
+  int64_t e = 0;
+  for (; e + L <= elements; e += L) body(e);
+  if (e < elements) body(elements - L);
+}
+
+}  // namespace detail
+
 // `elements` values of each of `count` matrices, `stride` apart, into w[elements][lanes]. Lanes
 // without a matrix get the first one, so that they stay as harmless as it is.
 template <typename T>
 void pack(const T* a, int64_t elements, int64_t stride, int64_t count, T* w) {
   constexpr int64_t L = kLanes<T>;
-  for (int64_t e = 0; e < elements; e += L) {
-    const int64_t some = std::min(L, elements - e);
-    Vec<T> r[L];
+  if (elements < L) {
     for (int64_t l = 0; l < L; ++l) {
-      const T* from = a + (l < count ? l : 0) * stride + e;
-      if (some == L) {
-        r[l] = simd::load_as<Vec<T>>(from);
-      } else {
-        r[l] = Vec<T>{};
-        std::memcpy(&r[l], from, some * sizeof(T));
-      }
+      const T* from = a + (l < count ? l * stride : 0);
+      for (int64_t e = 0; e < elements; ++e) w[e * L + l] = from[e];
     }
-    transpose<T>(r);
-    for (int64_t i = 0; i < some; ++i) at(w, e + i) = r[i];
+    return;
   }
+  const detail::Starts<const T> from(a, stride, count);
+  // the array stays in registers only if every index is a constant
+  detail::for_each_register<T>(elements, [&](int64_t e) {
+    Vec<T> r[L];
+#pragma GCC unroll 16
+    for (int64_t l = 0; l < L; ++l) r[l] = simd::load_as<Vec<T>>(from.of[l] + e);
+    transpose<T>(r);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < L; ++i) at(w, e + i) = r[i];
+  });
 }
 
 template <typename T>
 void unpack(const T* w, int64_t elements, int64_t stride, int64_t count, T* a) {
   constexpr int64_t L = kLanes<T>;
-  for (int64_t e = 0; e < elements; e += L) {
-    const int64_t some = std::min(L, elements - e);
-    Vec<T> r[L];
-    for (int64_t i = 0; i < L; ++i) r[i] = i < some ? at(w, e + i) : Vec<T>{};
-    transpose<T>(r);
-    for (int64_t l = 0; l < count; ++l) std::memcpy(a + l * stride + e, &r[l], some * sizeof(T));
+  if (elements < L) {
+    for (int64_t l = 0; l < count; ++l) {
+      for (int64_t e = 0; e < elements; ++e) a[l * stride + e] = w[e * L + l];
+    }
+    return;
   }
+  const detail::Starts<T> to(a, stride, count);
+  detail::for_each_register<T>(elements, [&](int64_t e) {
+    Vec<T> r[L];
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < L; ++i) r[i] = at(w, e + i);
+    transpose<T>(r);
+    // the first matrix last: lanes without a matrix write there too
+#pragma GCC unroll 16
+    for (int64_t l = L - 1; l >= 0; --l) std::memcpy(to.of[l] + e, &r[l], sizeof(r[l]));
+  });
 }
 
 // Rows of n values, `ld` apart in the workspace.

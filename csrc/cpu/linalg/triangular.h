@@ -100,6 +100,10 @@ inline void solve_tile(const Forward<T>& f, int64_t I, T* x) {
 template <typename T, bool Shared, int C>
 void solve_columns(const Forward<T>& f, int64_t n, T* x) {
   int64_t I = 0;
+  if constexpr (C == 1) {
+    // eight sums hide the latency of one
+    for (; I + 8 <= n; I += 8) solve_tile<T, Shared, 8, 1>(f, I, x);
+  }
   for (; I + kRows <= n; I += kRows) solve_tile<T, Shared, kRows, C>(f, I, x);
   switch (n - I) {
     case 3:

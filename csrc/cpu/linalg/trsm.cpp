@@ -67,13 +67,18 @@ void trsm_rows(const Tensor& A, const Tensor& B, Triangle triangle, Tensor& X) {
   });
 }
 
-// Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies.
+// Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies. A single
+// column is both.
 Tensor trsm_lapack(const Tensor& A, const Tensor& B, Triangle t) {
-  const Tensor right = t.transpose ? A : torch::stable::transpose(A, -2, -1);
-  const auto [X] =
-      aten<1>("aten::linalg_solve_triangular", "", right, torch::stable::transpose(B, -2, -1),
-              t.lower != t.transpose, false, t.unit);
-  return dense(torch::stable::transpose(X, -2, -1));
+  const auto turned = [](const Tensor& x) { return torch::stable::transpose(x, -2, -1); };
+  if (B.size(-1) == 1) {
+    const auto [x] = aten<1>("aten::linalg_solve_triangular", "", t.transpose ? turned(A) : A, B,
+                             t.lower == t.transpose, true, t.unit);
+    return dense(x);
+  }
+  const auto [X] = aten<1>("aten::linalg_solve_triangular", "", t.transpose ? A : turned(A),
+                           turned(B), t.lower != t.transpose, false, t.unit);
+  return dense(turned(X));
 }
 
 template <typename T>
