@@ -9,6 +9,7 @@ from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
+from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -43,6 +44,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_single",
     "cholesky",
+    "cross_entropy",
     "fused_add_rmsnorm",
     "has_metal_kernels",
     "metal",

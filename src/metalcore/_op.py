@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metalcore import _trace
-from metalcore._check import forbid_reference
+from metalcore._check import FLOATS, forbid_reference
 
 library = torch.library.Library("metalcore", "DEF")
 
@@ -39,6 +39,8 @@ class Op:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._overload = getattr(torch.ops.metalcore, self.name).default
         self._kernel = self._overload._op
+        arguments = self._overload._schema.arguments
+        self._written = [i for i, a in enumerate(arguments) if a.is_write]
         self._recorded: Any
         self._transformed: Any
         self.meaning: Function
@@ -57,12 +59,29 @@ class Op:
             for a in args:
                 if isinstance(a, Tensor) and a.requires_grad:
                     return self._recorded.apply(*args)
-        with _BelowAutograd():
-            return self._kernel(*args)
+        return self._below_autograd(*args)
+
+    def leaves_to_torch(self, x: Tensor, below: int) -> bool:
+        """Whether a public function should call torch itself, which is ahead for CPU tensors of
+        fewer than `below` values: an op's call takes 5 us.
+
+        A trace shows the path `torch`; compilers and the simulator want the op.
+        """
+        return (
+            not torch.compiler.is_compiling()
+            and x.numel() < below
+            and x.is_cpu
+            and x.dtype in FLOATS
+            and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self._overload, x))
+        )
 
     def _below_autograd(self, *args: Any) -> Any:
         with _BelowAutograd():
-            return self._kernel(*args)
+            outputs = self._kernel(*args)
+        # what autograd saved of a written argument is void, and it must know
+        for i in self._written:
+            torch.autograd.graph.increment_version(args[i])
+        return outputs
 
     def reference(self, fn: Function) -> Function:
         """Attach the meaning of the op, in plain torch."""

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from metalcore import _native
 
@@ -69,6 +69,10 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
         output = call()
         seconds = _now(x.device) - start
         path, variant = _last.how or (f"cpu:{_native.isa}", _native.last_variant())
+        self.add(func, x, path, variant, seconds)
+        return output
+
+    def add(self, func: Any, x: Tensor, path: str, variant: str, seconds: float) -> None:
         self.records.append(
             Record(
                 op=func.__name__.split(".")[0],
@@ -80,7 +84,6 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
                 seconds=seconds,
             )
         )
-        return output
 
     @property
     def paths(self) -> dict[str, set[str]]:
@@ -101,6 +104,19 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
         with console.capture() as capture:
             console.print(table)
         return capture.get()
+
+
+def note_torch(func: Any, x: Tensor) -> bool:
+    """Record that torch itself is about to compute `func`; its time is not measured.
+
+    False where another mode than a trace is active, which wants the op: the simulator.
+    """
+    watching: list[Any] = _get_current_dispatch_mode_stack()
+    if not all(isinstance(mode, trace) for mode in watching):
+        return False
+    for mode in watching:
+        mode.add(func, x, "torch", "", float("nan"))
+    return True
 
 
 def _now(device: torch.device) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""simd.h against scalar code, on every instruction set that this machine can execute."""
+"""simd.h and exp_log.h against scalar code, on every instruction set that this machine executes."""
 
 import os
 import subprocess
@@ -19,14 +19,15 @@ FLAGS = {
 }
 
 
+@pytest.mark.parametrize("file", ["simd", "exp_log"])
 @pytest.mark.parametrize("name", _native.usable_sets())
-def test_registers_agree_with_scalar_code(name: str, tmp_path: Path) -> None:
+def test_registers_agree_with_scalar_code(name: str, file: str, tmp_path: Path) -> None:
     flag, size = FLAGS[name]
-    program = tmp_path / "simd"
+    program = tmp_path / file
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", flag, "-ffp-contract=off"]
     command += ["-Wall", "-Wextra", "-Wno-psabi", "-o", str(program)]
     include = Path(torch.__file__).parent / "include"
-    source = Path(__file__).with_name("simd.cpp")
+    source = Path(__file__).with_name(f"{file}.cpp")
     subprocess.run([*command, "-isystem", str(include), str(source)], check=True)
     run = subprocess.run([program], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout

@@ -191,6 +191,14 @@ def test_an_expanded_residual_is_refused_unchanged() -> None:
     assert torch.equal(storage, before)
 
 
+def test_autograd_knows_that_the_residual_was_written() -> None:
+    weight, residual = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8)
+    product = weight * residual
+    metalcore.fused_add_rmsnorm(x8, residual, w8)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
 def test_the_in_place_op_takes_strided_residuals() -> None:
     residual = torch.randn(8, 4).T
     total = x8.repeat(2, 1) + residual

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: MIT
+"""Cross entropy of logits and class indices, with its gradient computed along with the loss.
+
+y = softcap * tanh(x / softcap), or x;  lse = log(sum(exp(y)));  e = label_smoothing
+loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z_loss * w_t * lse^2
+"""
+
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from metalcore._check import (
+    FLOATS,
+    dtype_name,
+    expect,
+    expect_float,
+    expect_same_device,
+    expect_shape,
+    shape,
+)
+from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
+
+_forward = Op(
+    "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
+    " int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction,"
+    " bool need_dlogits) -> (Tensor loss, Tensor dlogits)"
+)
+in_place = Op(
+    "cross_entropy_(Tensor(a!) logits, Tensor target, Tensor? weight, Tensor? denominator,"
+    " int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction)"
+    " -> (Tensor loss, Tensor lse)"
+)
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+# what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
+_by_torch: Any = torch._C._nn.cross_entropy_loss
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    inplace_backward: bool = False,
+) -> Tensor:
+    """Cross entropy, equal to `torch.nn.functional.cross_entropy` for class indices.
+
+    Args:
+        input: logits, [C], [N, C] or [N, C, d1, ...].
+        target: class indices, int64, of the shape of `input` without C. One that is neither a class
+            nor `ignore_index` is an IndexError on the CPU, and makes the loss NaN on a GPU.
+        weight: of each class, [C]; it gets no gradient.
+        ignore_index: targets that count for nothing.
+        reduction: "mean" (over the weights of the targets), "sum" or "none".
+        label_smoothing: from 0 to 1, the share of the target that all classes get.
+        z_loss: adds `z_loss * w_t * log(sum(exp(logits)))^2` to each loss.
+        softcap: replaces the logits by `softcap * tanh(logits / softcap)`.
+        inplace_backward: the memory of `input` may become the gradient, which halves the memory.
+            Its values are lost, and backward works once. Without a recorded gradient, and under
+            `torch.compile` and function transforms, nothing is overwritten.
+
+    Returns:
+        The loss, a scalar or of the shape of `target`, in the dtype of `input` (float32 under
+        autocast). Sums are kept in float32 (float64 for float64).
+
+    Example:
+        >>> loss = metalcore.cross_entropy(torch.randn(8, 1000), torch.randint(1000, (8,)))
+    """
+    if (
+        softcap is None
+        and not z_loss
+        and target.dtype == torch.int64
+        and reduction in REDUCTIONS
+        and _forward.leaves_to_torch(input, _torch_below())
+    ):
+        small: Tensor = _by_torch(
+            input, target, weight, REDUCTIONS[reduction], ignore_index, label_smoothing
+        )
+        return small
+    usual = (
+        input.dim() == 2
+        and target.dim() == 1
+        and target.shape[0] == input.shape[0]
+        and target.dtype == torch.int64
+        and input.dtype in FLOATS
+        and input.device == target.device
+        and weight is None
+        and softcap is None
+        and reduction in REDUCTIONS
+        and 0 <= label_smoothing <= 1
+    )
+    rows, flat = input, target
+    if not usual:
+        _explain(input, target, weight, reduction, label_smoothing, softcap)
+        rows, flat = _as_rows(input), target.reshape(-1)
+    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
+    args = (rows, flat, weight, None, ignore_index, *numbers)
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    recorded = transformed or (torch.is_grad_enabled() and rows.requires_grad)
+    if inplace_backward and recorded and not transformed and rows.is_contiguous():
+        loss = cast(Tensor, _OverLogits.apply(*args))  # type: ignore[no-untyped-call]
+    else:
+        loss = cast(Tensor, _forward(*args, recorded)[0])
+    if loss.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
+        loss = loss.to(input.dtype)
+    return loss if loss.shape == target.shape or reduction != "none" else loss.view(target.shape)
+
+
+@cache
+def _torch_below() -> int:
+    return int(policy("cross_entropy", "cpu")["torch_below"])
+
+
+def _as_rows(input: Tensor) -> Tensor:
+    """`input` as [rows, classes]."""
+    if input.dim() == 1:
+        return input[None]
+    return input if input.dim() == 2 else input.movedim(1, -1).reshape(-1, input.shape[1])
+
+
+def _explain(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+    softcap: float | None,
+) -> None:
+    op = "cross_entropy"
+    expect_float(op, input=input, weight=weight)
+    expect_same_device(op, input=input, target=target, weight=weight)
+    expect(input.dim() > 0, op, f"input must be [C], [N, C] or [N, C, ...], got {shape(input)}")
+    expect_class_indices(op, target)
+    expect_shape(op, "target", target, input.shape[:1][: input.dim() - 1] + input.shape[2:])
+    expect_shape(op, "weight", weight, input.shape[:1] if input.dim() == 1 else input.shape[1:2])
+    expect_reduction(op, reduction)
+    expect_smoothing(op, label_smoothing)
+    expect(softcap is None or softcap > 0, op, f"softcap must be greater than 0, got {softcap}")
+
+
+def expect_class_indices(op: str, target: Tensor) -> None:
+    if target.is_floating_point():
+        raise TypeError(
+            f"{op}: target must be class indices (int64), got {dtype_name(target.dtype)}; "
+            "for class probabilities use torch.nn.functional.cross_entropy"
+        )
+    if target.dtype != torch.int64:
+        raise TypeError(
+            f"{op}: target must be int64, got {dtype_name(target.dtype)}; convert with .long()"
+        )
+
+
+def expect_reduction(op: str, reduction: str) -> None:
+    expect(reduction in REDUCTIONS, op, f"reduction must be none, mean or sum, got {reduction}")
+
+
+def expect_smoothing(op: str, label_smoothing: float) -> None:
+    expect(
+        0 <= label_smoothing <= 1,
+        op,
+        f"label_smoothing must be from 0 to 1, got {label_smoothing}",
+    )
+
+
+class _OverLogits(torch.autograd.Function):
+    """cross_entropy whose gradient takes the memory of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *rest: Any) -> Tensor:
+        ctx.dlogits = logits.detach()
+        ctx.reduction = rest[-1]
+        loss: Tensor = in_place(ctx.dlogits, *rest)[0]
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> Any:
+        dlogits, ctx.dlogits = ctx.dlogits, None
+        expect(
+            dlogits is not None,
+            "cross_entropy",
+            "inplace_backward gives its gradient once; leave it out to call backward again",
+        )
+        if not _is_one(dloss):
+            dlogits.mul_(dloss[:, None] if ctx.reduction == REDUCTIONS["none"] else dloss)
+        return dlogits, *(None,) * 8
+
+
+def _is_one(dloss: Tensor) -> bool:
+    """Whether the loss is what is differentiated itself, where that can be told for free."""
+    real = type(dloss) is Tensor and dloss.dim() == 0 and dloss.device.type == "cpu"
+    return real and not torch._C._are_functorch_transforms_active() and dloss.item() == 1.0
+
+
+@_forward.reference
+def _(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    denominator: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: int,
+    need_dlogits: bool,
+) -> tuple[Tensor, Tensor]:
+    x = accumulate(logits)
+    y = softcap * torch.tanh(x / softcap) if softcap > 0 else x
+    n = x.shape[-1]
+    lse = torch.logsumexp(y, -1)
+    valid = target != ignore_index
+    own = torch.where(valid, target, 0)[:, None]
+    w = x.new_ones(n) if weight is None else accumulate(weight.detach()).to(x.dtype)
+    w_own = torch.where(valid, w[own[:, 0]], 0)
+    even = valid.to(x.dtype) * (label_smoothing / max(1, n))
+    nll = (1 - label_smoothing) * w_own
+    losses = nll * (lse - y.gather(1, own)[:, 0]) + z_loss * w_own * lse.square()
+    losses = losses + even * (w.sum() * lse - (y * w).sum(-1))
+    # an ignored row may hold anything
+    losses = torch.where(valid, losses, 0)
+    divisor = x.new_ones(())
+    if reduction == REDUCTIONS["mean"]:
+        divisor = w_own.sum() if denominator is None else denominator
+    loss = losses if reduction == REDUCTIONS["none"] else losses.sum() / divisor
+    if not need_dlogits:
+        return loss, logits.new_empty(0)
+    mass = nll + even * w.sum() + 2 * z_loss * w_own * lse
+    d = torch.exp(y - lse[:, None]) * mass[:, None] - even[:, None] * w
+    d = d - torch.zeros_like(d).scatter(1, own, nll[:, None])
+    if softcap > 0:
+        d = d * (1 - (y / softcap).square())
+    d = torch.where(valid[:, None], d / divisor, 0).to(logits.dtype)
+    return loss, d.contiguous()
+
+
+@in_place.reference
+def _(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    x = accumulate(logits)
+    softcap = args[6]
+    lse = torch.logsumexp(softcap * torch.tanh(x / softcap) if softcap > 0 else x, -1)
+    loss, dlogits = _forward.meaning(logits, *args, True)
+    logits.copy_(dlogits)
+    return loss, torch.where(args[0] != args[3], lse, 0)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    target = torch.tensor([3, -100, 99, 0, 50])
+    logits, weight = torch.randn(5, 100).to(dtype), torch.rand(100).to(dtype)
+    return Example((logits, target, weight, None, -100, 0.1, 1e-3, 20.0, 1, True), reduces_over=100)
+
+
+@in_place.example
+def _(dtype: torch.dtype) -> Example:
+    args, over = _forward.samples[0](dtype)
+    return Example(args[:-1], over)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, target, weight, denominator, *ctx.how, ctx.has_dlogits = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(
+        logits, target, weight, denominator, output[1] if ctx.has_dlogits else None
+    )
+
+
+@_forward.gradient(save=_save)
+def _(ctx: Any, dloss: Tensor | None, ddlogits: Tensor | None) -> tuple[Tensor | None, ...]:
+    logits, target, weight, denominator, dlogits = ctx.saved_tensors
+    rest = (target, weight, denominator, *ctx.how, True)
+    dx = None
+    if dloss is not None:
+        if dlogits is None:
+            dlogits = _forward(logits, *rest)[1]
+        if torch.is_grad_enabled() or not _is_one(dloss):
+            by_row = dloss.dim() > 0
+            dx = (dlogits * (dloss[:, None] if by_row else dloss)).to(logits.dtype)
+        else:
+            dx = dlogits
+    if ddlogits is not None and ctx.has_dlogits:
+        second = _second_derivative(logits, rest, ddlogits)
+        dx = second if dx is None else dx + second
+    return dx, *(None,) * 9
+
+
+def _second_derivative(logits: Tensor, rest: tuple[Any, ...], ddlogits: Tensor) -> Tensor:
+    """The gradient of dlogits, by differentiating the reference."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = logits.view_as(logits) if logits.requires_grad else logits.detach().requires_grad_()
+        dlogits = _forward.meaning(x, *rest)[1]
+        return torch.autograd.grad(dlogits, x, ddlogits, create_graph=create_graph)[0]
