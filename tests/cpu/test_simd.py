@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""simd.h and exp_log.h against scalar code, on every instruction set that this machine executes."""
+"""simd.h, math.h, exp_log.h against scalar code, on every set that this machine executes."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("file", ["simd", "exp_log"])
+@pytest.mark.parametrize("file", ["simd", "math", "exp_log"])
 @pytest.mark.parametrize("name", _native.usable_sets())
 def test_registers_agree_with_scalar_code(name: str, file: str, tmp_path: Path) -> None:
     flag, size = FLAGS[name]

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+// exp, tanh and the normal distribution on registers of float or double, to a few ulp.
+//
+// exp: x = k * log(2) + r with |r| <= log(2) / 2, and 2 exp(r) = 2 + 2 r + r^2 q(r). The normal
+// distribution: P(X > a) = density(a) * t * m(1 - t) with t = 4 / (4 + a), for all a >= 0.
+// q and m interpolate at Chebyshev nodes, computed in 50 digits; their own error is below half an
+// ulp. NaN gives NaN, and infinities their limits.
+#pragma once
+
+#include <limits>
+
+#include "simd.h"
+
+namespace metalcore::simd {
+
+template <typename V>
+using Lane = std::remove_cvref_t<decltype(V{}[0])>;
+
+template <typename A>
+struct Constants;
+
+template <>
+struct Constants<float> {
+  typedef int32_t Int __attribute__((vector_size(MC_REGISTER_BYTES)));
+  static constexpr int kMantissaBits = 23, kBias = 127;
+  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+  static constexpr float kRound = 12582912.0f;
+  // log(2) in two parts, the first short enough for exact multiples.
+  static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+  // Beyond these exp is 0 and infinite, tanh is 1.
+  static constexpr float kExpZero = -87.5f, kExpInfinite = 89, kTanhOne = 10;
+  static constexpr float kExp[] = {1.0f, 0.333331525f, 0.0833331049f, 0.0167264659f,
+                                   0.00278525008f};
+  static constexpr float kMills[] = {1.25331414f,  -2.74668884f,   3.2799437f,     -2.00225806f,
+                                     0.198860243f, 0.387924939f,   0.086705707f,   -0.397877961f,
+                                     0.236193374f, -0.0450433977f, -0.00107376114f};
+};
+
+template <>
+struct Constants<double> {
+  typedef int64_t Int __attribute__((vector_size(MC_REGISTER_BYTES)));
+  static constexpr int kMantissaBits = 52, kBias = 1023;
+  static constexpr double kRound = 6755399441055744.0;
+  static constexpr double kLog2High = 6.93147180369123816490e-01,
+                          kLog2Low = 1.90821492927058770002e-10;
+  static constexpr double kExpZero = -708.5, kExpInfinite = 710, kTanhOne = 20;
+  static constexpr double kExp[] = {1.0000000000000002,     0.33333333333333337,
+                                    0.083333333333247648,   0.016666666666660078,
+                                    0.0027777777834734163,  0.00039682539726343114,
+                                    4.9603042115736408e-05, 5.5114536553811392e-06,
+                                    5.5240403182063094e-07, 5.0200945011389992e-08};
+  static constexpr double kMills[] = {
+      1.2533141373155001,     -2.7466858626844375, 3.279827235828488,     -2.0004798996723543,
+      0.18511176036413976,    0.4487077546965667,  -0.07540726023000571,  -0.13641656501659236,
+      -0.0021161361653716662, 0.04962389392238989, -0.010323106760951984, 0.08755409596955767,
+      -0.2958074706021276,    0.6718954909578263,  -1.2637137851115188,   1.895525739803736,
+      -2.229456492047002,     2.036935843014699,   -1.4089825858035288,   0.7066036171533662,
+      -0.24064294292223642,   0.04959461043428996, -0.00466207244443228};
+};
+
+template <typename V>
+using IntOf = typename Constants<Lane<V>>::Int;
+
+template <typename V>
+inline V splat(Lane<V> value) {
+  return V{} + value;
+}
+
+#if defined(__AVX512F__)
+#define MC_X86(instruction) _mm512_##instruction
+#elif defined(__AVX2__)
+#define MC_X86(instruction) _mm256_##instruction
+#endif
+
+// a < b ? a : b, so b where one is NaN; in one instruction, which gcc does not find.
+template <typename V>
+inline V smaller(V a, V b) {
+#if defined(MC_X86)
+  if constexpr (std::is_same_v<V, FloatVec>) return (V)MC_X86(min_ps)(a, b);
+  if constexpr (std::is_same_v<V, DoubleVec>) return (V)MC_X86(min_pd)(a, b);
+#endif
+  return a < b ? a : b;
+}
+
+template <typename V>
+inline V larger(V a, V b) {
+#if defined(MC_X86)
+  if constexpr (std::is_same_v<V, FloatVec>) return (V)MC_X86(max_ps)(a, b);
+  if constexpr (std::is_same_v<V, DoubleVec>) return (V)MC_X86(max_pd)(a, b);
+#endif
+  return a > b ? a : b;
+}
+
+// The sum of coefficients[i] * x^(i - First), from the last one down.
+template <size_t First = 0, typename V, size_t N>
+inline V polynomial(V x, const Lane<V> (&coefficients)[N]) {
+  if constexpr (First == N - 1) {
+    return splat<V>(coefficients[First]);
+  } else {
+    return polynomial<First + 1>(x, coefficients) * x + coefficients[First];
+  }
+}
+
+template <typename V>
+inline IntOf<V> sign_bit() {
+  using Int = IntOf<V>;
+  return Int{} + std::numeric_limits<Lane<Int>>::min();
+}
+
+template <typename V>
+inline V magnitude(V x) {
+  return bits_as<V>(bits_as<IntOf<V>>(x) & ~sign_bit<V>());
+}
+
+template <typename V>
+inline V with_sign_of(V x, V from) {
+  return bits_as<V>(bits_as<IntOf<V>>(x) | (bits_as<IntOf<V>>(from) & sign_bit<V>()));
+}
+
+// exp(x) = (2 + rest) * scale, where scale is half a power of two: the power itself may be infinite
+// where exp is not. It is 0 for results below twice the smallest normal number.
+template <typename V>
+struct Exp {
+  V rest, scale;
+
+  explicit Exp(V x) {
+    using C = Constants<Lane<V>>;
+    const V shifted = x * Lane<V>(1.44269504088896340736) + C::kRound;
+    const V whole = shifted - C::kRound;
+    const V r = (x - whole * C::kLog2High) - whole * C::kLog2Low;
+    rest = (polynomial(r, C::kExp) * r + 2) * r;
+    const IntOf<V> exponent = bits_as<IntOf<V>>(shifted) + (C::kBias - 1);
+    scale = bits_as<V>(exponent << C::kMantissaBits);  // the bits of kRound leave
+  }
+};
+
+template <typename V>
+inline V exp(V x) {
+  using C = Constants<Lane<V>>;
+  const Exp<V> e(smaller(splat<V>(C::kExpInfinite), larger(splat<V>(C::kExpZero), x)));
+  return (2 + e.rest) * e.scale;
+}
+
+template <typename V>
+struct Tanh {
+  V value, slope;
+
+  explicit Tanh(V x) {
+    const V a = smaller(splat<V>(Constants<Lane<V>>::kTanhOne), magnitude(x));
+    const Exp<V> e(a + a);
+    const V less_one = e.rest * e.scale + (2 * e.scale - 1);  // exp(2 a) - 1
+    const V t = less_one / (less_one + 2);
+    value = with_sign_of(t, x);
+    slope = 2 / (less_one + 2) * (1 + t);  // (1 - t) (1 + t) without a difference
+  }
+};
+
+// The standard normal distribution at x.
+template <typename V>
+struct Normal {
+  V density, below;
+
+  explicit Normal(V x) {
+    using A = Lane<V>;
+    const V a = smaller(splat<V>(64), magnitude(x));  // there is no density beyond
+    const V t = 4 / (4 + a);
+    density = exp(x * x * A(-0.5)) * A(0.398942280401432677940);
+    const V tail = density * t * polynomial(a * t * A(0.25), Constants<A>::kMills);
+    below = x < 0 ? tail : 1 - tail;
+  }
+};
+
+}  // namespace metalcore::simd
