@@ -59,6 +59,15 @@ def expect_shape(op: str, name: str, x: Tensor | None, size: Sequence[int]) -> N
         raise ValueError(f"{op}: {name} must have the shape {list(size)}, got {shape(x)}")
 
 
+def expect_broadcast(op: str, **tensors: Tensor) -> None:
+    """The shapes must broadcast together."""
+    try:
+        torch.broadcast_shapes(*(x.shape for x in tensors.values()))
+    except RuntimeError:
+        found = " and ".join(f"{name} {shape(x)}" for name, x in tensors.items())
+        raise ValueError(f"{op}: shapes must broadcast together, got {found}") from None
+
+
 def expect_rank(op: str, x: Tensor, at_least: int) -> None:
     if x.dim() < at_least:
         dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"
@@ -118,6 +127,11 @@ def expect_suffix(op: str, x: Tensor, name: str, size: Sequence[int]) -> None:
             f"{op}: {name} must match the last {which} of x; "
             f"got x {shape(x)} and {name} {list(size)}"
         )
+
+
+def expect_one_of(op: str, name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{op}: {name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def expect_positive(op: str, **values: float) -> None:
