@@ -6,6 +6,7 @@ from importlib.metadata import version as _version
 from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm, RotaryEmbedding
+from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
@@ -17,6 +18,12 @@ from metalcore.ops.train.rope import (
     rope_forward,
     rope_fwd,
 )
+from metalcore.ops.train.geglu import geglu
+from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
+from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
+from metalcore.ops.train.silu import bias_silu, metal_silu, silu
+from metalcore.ops.train.soft_cap import soft_cap
+from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
 
 from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
 from metalcore._simulate import simulate  # isort: skip
@@ -36,23 +43,35 @@ def has_metal_kernels() -> bool:
 
 __all__ = [
     "FusedAddRMSNorm",
+    "MetalGELU",
     "MetalRMSNorm",
+    "MetalSiLU",
     "RMSNormFunction",
     "Record",
     "RotaryEmbedding",
     "add_rms_norm",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_single",
+    "bias_gelu",
+    "bias_silu",
     "cholesky",
     "cross_entropy",
     "fused_add_rmsnorm",
+    "geglu",
+    "gelu",
     "has_metal_kernels",
     "metal",
+    "metal_gelu",
+    "metal_silu",
     "nn",
     "rms_norm",
     "rope_forward",
     "rope_fwd",
+    "silu",
     "simulate",
+    "soft_cap",
+    "swiglu",
+    "swiglu_bwd",
     "trace",
     "trsm",
     "trsm_batched",

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from metalcore._check import expect
 from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm
+from metalcore.ops.train.gelu import gelu
 from metalcore.ops.train.rms_norm import rms_norm
+from metalcore.ops.train.silu import silu
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -127,4 +129,28 @@ class RotaryEmbedding(torch.nn.Module):
         return f"{self.dim}, base={self.base}, interleaved={self.interleaved}"
 
 
+class SiLU(torch.nn.SiLU):
+    """`torch.nn.SiLU` computed by metalcore.
+
+    Example:
+        >>> y = metalcore.nn.SiLU()(torch.randn(2, 5, 1025))
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.copy_(silu(x)) if self.inplace else silu(x)
+
+
+class GELU(torch.nn.GELU):
+    """`torch.nn.GELU` computed by metalcore; `approximate` is "none" or "tanh".
+
+    Example:
+        >>> y = metalcore.nn.GELU("tanh")(torch.randn(2, 5, 1025))
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu(x, self.approximate)
+
+
 MetalRMSNorm = RMSNorm
+MetalSiLU = SiLU
+MetalGELU = GELU

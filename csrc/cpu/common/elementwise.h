@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// Elementwise kernels: one function of registers, applied to whole tensors.
+#pragma once
+
+#include <utility>
+
+#include "math.h"
+#include "tensor.h"
+
+namespace metalcore::cpu {
+
+// A contiguous input. One with a step of 0 is a single row that meets every row of the others.
+template <typename T>
+struct Input {
+  const T* values;
+  int64_t step;
+};
+
+// Elements of a task's inner loop, where there are no rows.
+constexpr int64_t kRun = 4096;
+
+template <typename T>
+Input<T> whole(const Tensor& x) {
+  return {data<T>(x), kRun};
+}
+
+// A bias [n] that meets every row of x [..., n].
+template <typename T>
+class Row {
+ public:
+  Row(const char* op, const Tensor& bias, const Tensor& x) : bias_(dense(bias)) {
+    STD_TORCH_CHECK(x.dim() > 0 && bias_.dim() == 1 && bias_.numel() == x.size(-1) &&
+                        bias_.scalar_type() == x.scalar_type(),
+                    op, ": bias must have as many values as a row of x, and its dtype");
+  }
+
+  int64_t n() const { return bias_.numel(); }
+  Input<T> row() const { return {data<T>(bias_), 0}; }
+  Input<T> others(const Tensor& x) const { return {data<T>(x), n()}; }
+
+ private:
+  Tensor bias_;
+};
+
+// Whether outputs of this many elements should go past the caches: they would not stay there.
+template <typename T>
+bool large(int64_t elements) {
+  constexpr int64_t kManyBytes = 4 << 20;
+  return elements * int64_t(sizeof(T)) >= kManyBytes;
+}
+
+template <typename T>
+bool is_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % MC_REGISTER_BYTES == 0;
+}
+
+namespace detail {
+
+template <bool Streams, typename T, size_t... I, size_t... O, typename F, typename Elements>
+inline void step(std::index_sequence<I...>, std::index_sequence<O...>, const T* const* in,
+                 T* const* out, int64_t i, const F& f, Elements elements) {
+  const simd::Pair<simd::Acc<T>> x[] = {simd::load(in[I] + i, elements)...};
+  const auto first = f(x[I].first...), second = f(x[I].second...);
+  const auto put = [&](T* p, simd::Pair<simd::Acc<T>> v) {
+    if constexpr (Streams && std::is_same_v<Elements, simd::All>) {
+      simd::stream(p, v);
+    } else {
+      simd::store(p, v, elements);
+    }
+  };
+  (put(out[O] + i, {first[O], second[O]}), ...);
+}
+
+}  // namespace detail
+
+// out[k] = result k of f(in...), element by element. f takes a register per input and returns an
+// array of registers, one per output. `total` elements in rows of n, kRun where there are none.
+template <typename T, size_t Ins, size_t Outs, typename F>
+void map_elements(const Input<T> (&in)[Ins], T* const (&out)[Outs], int64_t total, int64_t n,
+                  const F& f) {
+  const int64_t rows = n == 0 ? 0 : (total + n - 1) / n;
+  bool streams = large<T>(total) && n % simd::kStep<T> == 0;
+  for (T* p : out) streams = streams && is_aligned(p);
+  metalcore_variant = streams ? "streamed" : "vector";
+  const auto run = [&]<bool Streams>(std::bool_constant<Streams>, int64_t row) {
+    const T* from[Ins];
+    T* to[Outs];
+    for (size_t k = 0; k < Ins; ++k) from[k] = in[k].values + row * in[k].step;
+    for (size_t k = 0; k < Outs; ++k) to[k] = out[k] + row * n;
+    simd::for_each_pair<T>(std::min(n, total - row * n), [&](int64_t i, auto elements) {
+      detail::step<Streams, T>(std::make_index_sequence<Ins>(), std::make_index_sequence<Outs>(),
+                               from, to, i, f, elements);
+    });
+  };
+  parallel_for(0, rows, grain_rows(n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      streams ? run(std::true_type(), row) : run(std::false_type(), row);
+    }
+    simd::end_stream();
+  });
+}
+
+}  // namespace metalcore::cpu

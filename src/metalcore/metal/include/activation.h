@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// Activations and their slopes, for one value and for four.
+#pragma once
+
+#include "elementwise.h"
+#include "norm.h"
+
+struct value_and_slope {
+  float value;
+  float slope;
+};
+
+// x / (1 + exp(-x))
+struct silu_of {
+  static float value(float x) { return x / (1.0f + precise::exp(-x)); }
+
+  static value_and_slope both(float x) {
+    // 1 - s = e s keeps its digits; e is finite, because nothing happens below the limit
+    x = x < -80.0f ? -80.0f : x;
+    const float e = precise::exp(-x);
+    const float s = 1.0f / (1.0f + e);
+    return {x * s, s + x * s * (e * s)};
+  }
+};
+
+// x / 2 * (1 + tanh(u)) = x / (1 + exp(-2 u)),  2 u = sqrt(8 / pi) * (x + 0.044715 x^3)
+struct gelu_tanh {
+  static float value(float x) {
+    return x / (1.0f + precise::exp(-x * (x * x * 0.0713548163f + 1.59576912f)));
+  }
+
+  static value_and_slope both(float x) {
+    x = x < -10.0f ? -10.0f : x;
+    const float square = x * x;
+    const float e = precise::exp(-x * (square * 0.0713548163f + 1.59576912f));
+    const float s = 1.0f / (1.0f + e);
+    return {x * s, s + x * s * (e * s) * (square * 0.214064449f + 1.59576912f)};
+  }
+};
+
+// x * P(X <= x) for a standard normal X. P(X > a) = density(a) * t * m(1 - t), t = 4 / (4 + a), for
+// a >= 0, where m interpolates at Chebyshev nodes, to half an ulp.
+struct gelu_erf {
+  static float value(float x) { return x * below(x, density(x)); }
+
+  static value_and_slope both(float x) {
+    const float d = density(x);
+    const float p = below(x, d);
+    return {x * p, p + x * d};
+  }
+
+  static float density(float x) { return precise::exp(x * x * -0.5f) * 0.398942280f; }
+
+  static float below(float x, float d) {
+    const float a = abs(x) > 64.0f ? 64.0f : abs(x);  // there is no density beyond
+    const float t = 4.0f / (4.0f + a);
+    const float v = a * t * 0.25f;
+    float m = -0.00107376114f;
+    m = m * v - 0.0450433977f;
+    m = m * v + 0.236193374f;
+    m = m * v - 0.397877961f;
+    m = m * v + 0.086705707f;
+    m = m * v + 0.387924939f;
+    m = m * v + 0.198860243f;
+    m = m * v - 2.00225806f;
+    m = m * v + 3.2799437f;
+    m = m * v - 2.74668884f;
+    m = m * v + 1.25331414f;
+    const float tail = d * t * m;
+    return x < 0.0f ? tail : 1.0f - tail;
+  }
+};
+
+// Either GELU: a launch takes one of them as a whole.
+struct gelu_of {
+  bool tanh;
+
+  float value(float x) const { return tanh ? gelu_tanh::value(x) : gelu_erf::value(x); }
+  value_and_slope both(float x) const { return tanh ? gelu_tanh::both(x) : gelu_erf::both(x); }
+};
+
+template <typename ACTIVATION>
+inline float activate(ACTIVATION act, float x) {
+  return act.value(x);
+}
+
+template <typename ACTIVATION>
+inline float4 activate(ACTIVATION act, float4 x) {
+  return float4(act.value(x.x), act.value(x.y), act.value(x.z), act.value(x.w));
+}
+
+template <typename ACTIVATION>
+inline void activate(ACTIVATION act, float x, thread float& value, thread float& slope) {
+  const value_and_slope v = act.both(x);
+  value = v.value;
+  slope = v.slope;
+}
+
+template <typename ACTIVATION>
+inline void activate(ACTIVATION act, float4 x, thread float4& value, thread float4& slope) {
+  const value_and_slope a = act.both(x.x);
+  const value_and_slope b = act.both(x.y);
+  const value_and_slope c = act.both(x.z);
+  const value_and_slope d = act.both(x.w);
+  value = float4(a.value, b.value, c.value, d.value);
+  slope = float4(a.slope, b.slope, c.slope, d.slope);
+}

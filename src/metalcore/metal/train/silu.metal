@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// y = silu(x + bias),  dx = dy * silu'(x + bias)
+//
+// One thread per chunk of WIDTH values. n and row count chunks; a row of 0 means there is no bias.
+
+#include "activation.h"
+
+template <typename T, int WIDTH>
+kernel void silu(
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* bias [[buffer(1)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
+    constant long& n [[buffer(3)]],
+    constant long& row [[buffer(4)]],
+    uint i [[thread_position_in_grid]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  if (i < n) {
+    const wide v = row == 0 ? wide(x[i]) : wide(x[i]) + wide(bias[i % uint(row)]);
+    y[i] = stored(activate(silu_of(), v));
+  }
+}
+
+template <typename T, int WIDTH>
+kernel void silu_backward(
+    device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
+    device const typename chunk<T, WIDTH>::stored* bias [[buffer(2)]],
+    device typename chunk<T, WIDTH>::stored* dx [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& row [[buffer(5)]],
+    uint i [[thread_position_in_grid]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  if (i < n) {
+    const wide v = row == 0 ? wide(x[i]) : wide(x[i]) + wide(bias[i % uint(row)]);
+    wide value, slope;
+    activate(silu_of(), v, value, slope);
+    dx[i] = stored(wide(dy[i]) * slope);
+  }
+}
+
+INSTANTIATE_WIDTHS(silu)
+INSTANTIATE_WIDTHS(silu_backward)

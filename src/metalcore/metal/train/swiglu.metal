@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// y = silu(gate) * up;  dgate = dy * up * silu'(gate), dup = dy * silu(gate)
+//
+// One thread per chunk of WIDTH values; n counts chunks.
+
+#include "activation.h"
+
+template <typename T, int WIDTH>
+kernel void swiglu(
+    device const typename chunk<T, WIDTH>::stored* gate [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* up [[buffer(1)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
+    constant long& n [[buffer(3)]],
+    uint i [[thread_position_in_grid]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  if (i < n) {
+    y[i] = stored(activate(silu_of(), wide(gate[i])) * wide(up[i]));
+  }
+}
+
+template <typename T, int WIDTH>
+kernel void swiglu_backward(
+    device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* gate [[buffer(1)]],
+    device const typename chunk<T, WIDTH>::stored* up [[buffer(2)]],
+    device typename chunk<T, WIDTH>::stored* dgate [[buffer(3)]],
+    device typename chunk<T, WIDTH>::stored* dup [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    uint i [[thread_position_in_grid]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  if (i < n) {
+    const wide d = wide(dy[i]);
+    wide value, slope;
+    activate(silu_of(), wide(gate[i]), value, slope);
+    dgate[i] = stored(d * wide(up[i]) * slope);
+    dup[i] = stored(d * value);
+  }
+}
+
+INSTANTIATE_WIDTHS(swiglu)
+INSTANTIATE_WIDTHS(swiglu_backward)
