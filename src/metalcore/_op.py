@@ -16,6 +16,9 @@ library = torch.library.Library("metalcore", "DEF")
 Function = Callable[..., Any]
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_FLOATS = frozenset(FLOATS)
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
 
 
 class Example(NamedTuple):
@@ -85,7 +88,7 @@ class Op:
             not torch.compiler.is_compiling()
             and x.numel() < below
             and x.is_cpu
-            and x.dtype in FLOATS
+            and x.dtype in _FLOATS
             and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self._overload, x))
         )
 

@@ -11,7 +11,9 @@ from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._elementwise import alike, in_memory_order, sum_rows, with_bias
 
 # Below, torch's kernels are ahead.
-_SMALL = 8192
+_SMALL = 16384
+# What F.silu calls: 1.15x for 64 values.
+_torch_silu = torch._C._nn.silu
 
 _forward = Op("silu(Tensor x) -> Tensor", batched=True)
 _backward = Op("silu_backward(Tensor dy, Tensor x) -> Tensor", batched=True)
@@ -32,7 +34,7 @@ def silu(x: Tensor) -> Tensor:
         >>> y = metalcore.silu(torch.randn(2, 5, 1025))
     """
     if _forward.leaves_to_torch(x, _SMALL):
-        return F.silu(x)
+        return _torch_silu(x)
     return in_memory_order(_forward, *alike("silu", x=x))
 
 
