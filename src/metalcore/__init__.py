@@ -5,12 +5,13 @@ from importlib.metadata import version as _version
 
 from metalcore import _native, _policy
 from metalcore._trace import Record, trace
-from metalcore.nn import FusedAddRMSNorm, MetalRMSNorm, RotaryEmbedding
-from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU
+from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
+from metalcore.ops.train.geglu import geglu
+from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -18,9 +19,6 @@ from metalcore.ops.train.rope import (
     rope_forward,
     rope_fwd,
 )
-from metalcore.ops.train.geglu import geglu
-from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
-from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.silu import bias_silu, metal_silu, silu
 from metalcore.ops.train.soft_cap import soft_cap
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd

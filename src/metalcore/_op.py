@@ -17,8 +17,6 @@ Function = Callable[..., Any]
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _FLOATS = frozenset(FLOATS)
-_is_compiling = torch.compiler.is_compiling
-_modes = torch._C._len_torch_dispatch_stack
 
 
 class Example(NamedTuple):
@@ -63,20 +61,6 @@ class Op:
                 if isinstance(a, Tensor) and a.requires_grad:
                     return self._recorded.apply(*args)
         return self._below_autograd(*args)
-
-    def leaves_to_torch(self, x: Tensor, below: int) -> bool:
-        """Whether a public function should call torch itself, which is ahead for CPU tensors of
-        fewer than `below` values: an op's call takes 5 us.
-
-        A trace shows the path `torch`; compilers and the simulator want the op.
-        """
-        return (
-            not torch.compiler.is_compiling()
-            and x.numel() < below
-            and x.is_cpu
-            and x.dtype in FLOATS
-            and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self._overload, x))
-        )
 
     def leaves_to_torch(self, x: Tensor, below: int) -> bool:
         """Whether a public function should call torch itself, which is ahead for CPU tensors of
