@@ -7,6 +7,7 @@ from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -62,6 +63,7 @@ __all__ = [
     "metal_gelu",
     "metal_silu",
     "nn",
+    "qr",
     "rms_norm",
     "rope_forward",
     "rope_fwd",
