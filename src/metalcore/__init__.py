@@ -7,6 +7,7 @@ from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.householder import apply_householder, householder_vector
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
@@ -49,6 +50,7 @@ __all__ = [
     "Record",
     "RotaryEmbedding",
     "add_rms_norm",
+    "apply_householder",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_single",
     "bias_gelu",
@@ -59,6 +61,7 @@ __all__ = [
     "geglu",
     "gelu",
     "has_metal_kernels",
+    "householder_vector",
     "metal",
     "metal_gelu",
     "metal_silu",
