@@ -6,6 +6,7 @@ from importlib.metadata import version as _version
 from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
+from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, MetalSoftmax
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
 from metalcore.ops.linalg.qr import qr
@@ -23,6 +24,7 @@ from metalcore.ops.train.rope import (
 )
 from metalcore.ops.train.silu import bias_silu, metal_silu, silu
 from metalcore.ops.train.soft_cap import soft_cap
+from metalcore.ops.train.softmax import fused_softmax, softmax
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
 
 from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
@@ -46,6 +48,7 @@ __all__ = [
     "MetalGELU",
     "MetalRMSNorm",
     "MetalSiLU",
+    "MetalSoftmax",
     "RMSNormFunction",
     "Record",
     "RotaryEmbedding",
@@ -58,6 +61,7 @@ __all__ = [
     "cholesky",
     "cross_entropy",
     "fused_add_rmsnorm",
+    "fused_softmax",
     "geglu",
     "gelu",
     "has_metal_kernels",
@@ -73,6 +77,7 @@ __all__ = [
     "silu",
     "simulate",
     "soft_cap",
+    "softmax",
     "swiglu",
     "swiglu_bwd",
     "trace",

@@ -68,6 +68,27 @@ def expect_broadcast(op: str, **tensors: Tensor) -> None:
         raise ValueError(f"{op}: shapes must broadcast together, got {found}") from None
 
 
+def expect_broadcast_to(op: str, name: str, x: Tensor, like: Tensor) -> None:
+    """`x` must broadcast to the shape of `like`."""
+    fits = x.dim() <= like.dim() and all(
+        a in (1, b) for a, b in zip(reversed(x.shape), reversed(like.shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{op}: {name} must broadcast to the shape of x; "
+            f"got x {shape(like)} and {name} {shape(x)}"
+        )
+
+
+def expect_dim(op: str, x: Tensor, dim: int, *, last: bool = False) -> None:
+    """`dim` must be a dimension of `x`, and where `last` is set the last one."""
+    rank = max(1, x.dim())
+    if not -rank <= dim < rank:
+        raise ValueError(f"{op}: dim must be a dimension of x, got {dim} for x {shape(x)}")
+    if last and dim not in (-1, rank - 1):
+        raise ValueError(f"{op}: dim must be the last one with causal=True, got {dim}")
+
+
 def expect_rank(op: str, x: Tensor, at_least: int) -> None:
     if x.dim() < at_least:
         dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"

@@ -11,6 +11,7 @@ from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm
 from metalcore.ops.train.gelu import gelu
 from metalcore.ops.train.rms_norm import rms_norm
 from metalcore.ops.train.silu import silu
+from metalcore.ops.train.softmax import softmax
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -151,6 +152,21 @@ class GELU(torch.nn.GELU):
         return gelu(x, self.approximate)
 
 
+class Softmax(torch.nn.Softmax):
+    """`torch.nn.Softmax` computed by metalcore; `dim` is the last one unless told.
+
+    Example:
+        >>> y = metalcore.nn.Softmax()(torch.randn(2, 5, 1025))
+    """
+
+    def __init__(self, dim: int | None = -1) -> None:
+        super().__init__(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return softmax(x, -1 if self.dim is None else self.dim)
+
+
 MetalRMSNorm = RMSNorm
 MetalSiLU = SiLU
 MetalGELU = GELU
+MetalSoftmax = Softmax

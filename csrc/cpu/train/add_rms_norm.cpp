@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "rms_norm.h"
+#include "norm.h"
 
 namespace metalcore::cpu {
 namespace {

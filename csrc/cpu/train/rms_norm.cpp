@@ -4,7 +4,7 @@
 //   dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
 //   dweight = sum(dy * x * rstd)
 
-#include "rms_norm.h"
+#include "norm.h"
 
 #include <memory>
 #include <tuple>

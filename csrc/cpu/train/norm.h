@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What rms_norm and add_rms_norm share: the scale of a row, and its last pass.
+// What kernels of rows share: the scale of a norm, and the last pass over a row.
 #pragma once
 
 #include <cmath>

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""How threads share the rows of a tensor."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from metalcore._policy import Values
+from metalcore.metal.launch import MAX_THREADS_PER_GROUP, SIMD_WIDTH, Size, round_up
+
+# Chunks of a row that a thread keeps in registers, as the kernels have it.
+KEEP = 4
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """`lanes` threads share a row of `chunks` of `width` values; `rows` of them make a group."""
+
+    width: int
+    chunks: int
+    lanes: int
+    rows: int
+
+    @classmethod
+    def of(cls, n: int, tensors: tuple[Tensor, ...], policy: Values) -> "RowShare":
+        """One simdgroup per row while it can keep the row, then up to `threads` threads, and more
+        only where these cannot keep it."""
+        width = 4 if n % 4 == 0 and all(t.storage_offset() % 4 == 0 for t in tensors) else 1
+        chunks = n // width
+        lanes = round_up(-(-chunks // KEEP), SIMD_WIDTH)
+        if lanes > policy["threads"]:
+            lanes = min(lanes, MAX_THREADS_PER_GROUP)
+        rows = policy["simdgroups"] if lanes == SIMD_WIDTH else 1
+        return cls(width, chunks, lanes, rows)
+
+    def grid(self, rows: int) -> tuple[Size, Size]:
+        """The threads of `rows` rows, and of a group."""
+        group = self.lanes * min(self.rows, rows)
+        return (round_up(rows * self.lanes, group), 1, 1), (group, 1, 1)
