@@ -3,7 +3,6 @@
 #pragma once
 
 #include "elementwise.h"
-#include "norm.h"
 
 struct value_and_slope {
   float value;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows that are read one value or four at a time.
+// Tensors read one value or four at a time.
 #pragma once
 
 #include <metal_stdlib>

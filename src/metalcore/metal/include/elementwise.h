@@ -2,6 +2,8 @@
 // The variants of elementwise kernels: `<function>_<type>_<values per thread>`.
 #pragma once
 
+#include "chunk.h"
+
 #define INSTANTIATE_WIDTH(function, T, WIDTH)                    \
   template [[host_name(#function "_" #T "_" #WIDTH)]] [[kernel]] \
   decltype(function<T, WIDTH>) function<T, WIDTH>;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "elementwise.h"
-#include "norm.h"
+#include "reduce.h"
 
 inline float largest(float v) { return v; }
 inline float largest(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
