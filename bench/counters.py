@@ -19,7 +19,7 @@ from rich.table import Table
 
 import metalcore
 
-from .harness import Bench, Case, cases
+from .harness import Bench, Built, Case, cases
 
 # Larger cases show nothing that smaller ones do not, and take minutes.
 _MAX_ELEMENTS = 1 << 22
@@ -66,7 +66,8 @@ def count(case: Case) -> Counted:
     with metalcore.simulate(compiler=lambda source: _Recording(source, reports)):
         for x in inputs:
             x.requires_grad_(bench.backward and x.is_floating_point())
-        outputs = bench.run(*inputs)
+        run = bench.run.build(*inputs) if isinstance(bench.run, Built) else bench.run
+        outputs = run(*inputs)
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         if bench.backward:
             torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])

@@ -44,7 +44,7 @@ class Bench:
 
     Args:
         op: `<family>/<op>`, as the file is called.
-        run: the metalcore function; returns a tensor or a sequence of tensors.
+        run: the metalcore function, or how to build it; returns a tensor or a sequence of tensors.
         peers: functions of the same inputs and results, by the name they are reported under.
         inputs: `inputs(**point, dtype=...)` for a point of the sweep; runs under the device to use.
         sweep: points; their values make the shape that is reported.
@@ -60,7 +60,7 @@ class Bench:
     """
 
     op: str
-    run: Function
+    run: Function | Built
     peers: Mapping[str, Function | Built]
     inputs: Callable[..., Sequence[Tensor]]
     sweep: Sequence[Mapping[str, int]]

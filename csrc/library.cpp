@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What the loader asks of the library. No op is named here.
 
+#include <cstdint>
 #include <cstring>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "cpu/common/policy.h"
 
@@ -34,6 +38,21 @@ __attribute__((visibility("default"))) const char* metalcore_build_info() {
   return MC_TEXT(MC_ISA) ", clang " __clang_version__ ", torch >= 2.10";
 #else
   return MC_TEXT(MC_ISA) ", gcc " __VERSION__ ", torch >= 2.10";
+#endif
+}
+
+// Asks for huge pages for memory that is not touched yet. Where the advice is not taken, pages stay
+// small.
+__attribute__((visibility("default"))) void metalcore_prefer_huge_pages(void* start,
+                                                                        int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(start);
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage,
+                  last = (begin + bytes) / kPage * kPage;
+  if (last > first + kPage) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  static_cast<void>(start), static_cast<void>(bytes);
 #endif
 }
 }

@@ -9,7 +9,9 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore._op import Op, as_tuple
+from metalcore._op import Op
+from metalcore._trace import tensors
+from metalcore._where import map_tensors
 from tests.backends import Backend
 
 
@@ -31,23 +33,25 @@ def check_op(
     op = Op.all[name]
     inputs = [_leaf(a, differentiable) for a in args]
     truths = [_leaf(_double(a), differentiable) for a in args]
-    dtype = next(a.dtype for a in args if isinstance(a, Tensor))
+    dtype = next(tensors(args)).dtype
 
     with metalcore.trace() as t:
-        outputs = as_tuple(op(*inputs))
+        outputs = tuple(op.results(op(*inputs), inputs))
     assert {r.path.split(":")[0] for r in t.records} == {backend.path}, t
-    truth = op.determined(as_tuple(op.meaning(*truths)))
-    _compare("output", op.determined(outputs), truth, name, dtype, reduces_over)
-    for given, used in zip(args, inputs, strict=True):
-        if isinstance(given, Tensor):
-            assert torch.equal(given.nan_to_num(), used.detach().nan_to_num()), "input changed"
+    truth = op.results(op.meaning(*truths), truths)
+    _compare("output", outputs, truth, name, dtype, reduces_over)
+    for given, used, argument in zip(args, inputs, op._overload._schema.arguments, strict=True):
+        if not argument.is_write:
+            for a, b in zip(tensors([given]), tensors([used]), strict=True):
+                assert torch.equal(a.nan_to_num(), b.detach().nan_to_num()), "input changed"
 
-    again = as_tuple(op(*(_strided(a) for a in args)))
-    for a, b in zip(outputs, again, strict=True):
+    strided = [map_tensors(_strided, a) for a in args]
+    for a, b in zip(outputs, op.results(op(*strided), strided), strict=True):
         torch.testing.assert_close(a.detach(), b, rtol=0, atol=0, equal_nan=True)
     # an odd offset forbids wide loads, so a GPU may add up in another order
-    again = as_tuple(op(*(_offset(a) for a in args)))
-    _compare("offset output", op.determined(again), truth, name, dtype, reduces_over)
+    offset = [map_tensors(_offset, a) for a in args]
+    again = op.results(op(*offset), offset)
+    _compare("offset output", again, truth, name, dtype, reduces_over)
 
     if differentiable:
         over = gradient_reduces_over or reduces_over
@@ -62,8 +66,8 @@ def _check_gradients(
     dtype: torch.dtype,
     reduces_over: int,
 ) -> None:
-    outputs = _differentiable(op.determined(outputs))
-    true_outputs = _differentiable(op.determined(as_tuple(op.meaning(*truths))))
+    outputs = _differentiable(outputs)
+    true_outputs = _differentiable(op.results(op.meaning(*truths), truths))
     seeds = [torch.randn_like(o, dtype=torch.float32).to(o.dtype) for o in outputs]
     wanted = [i for i, a in enumerate(inputs) if isinstance(a, Tensor) and a.requires_grad]
     given = [i for i, o in enumerate(true_outputs) if o.requires_grad]
@@ -86,15 +90,15 @@ def check_registration(name: str, args: Sequence[Any], *, differentiable: bool =
     doubles = [_leaf(_double(a), differentiable) for a in args]
     torch.library.opcheck(getattr(torch.ops.metalcore, name).default, tuple(doubles))
     if differentiable:
-        tensors = [i for i, a in enumerate(doubles) if isinstance(a, Tensor) and a.requires_grad]
+        wanted = [i for i, a in enumerate(doubles) if isinstance(a, Tensor) and a.requires_grad]
 
         def of_tensors(*values: Tensor) -> Any:
             full = list(doubles)
-            for i, value in zip(tensors, values, strict=True):
+            for i, value in zip(wanted, values, strict=True):
                 full[i] = value
-            return _differentiable(op.determined(as_tuple(op(*full))))
+            return _differentiable(op.results(op(*full), full))
 
-        leaves = tuple(doubles[i] for i in tensors)
+        leaves = tuple(doubles[i] for i in wanted)
         assert torch.autograd.gradcheck(of_tensors, leaves)
         assert torch.autograd.gradgradcheck(of_tensors, leaves)
 
@@ -102,7 +106,7 @@ def check_registration(name: str, args: Sequence[Any], *, differentiable: bool =
 def _compare(
     what: str, found: Any, truth: Any, name: str, dtype: torch.dtype, reduces_over: int
 ) -> None:
-    for i, (a, b) in enumerate(zip(as_tuple(found), as_tuple(truth), strict=True)):
+    for i, (a, b) in enumerate(zip(found, truth, strict=True)):
         if not a.is_floating_point():
             assert torch.equal(a.cpu(), b.cpu()), f"{what} {i}: integers differ"
             continue
@@ -112,35 +116,33 @@ def _compare(
         assert off <= allowed, f"{what} {i}: error {off:.3g} is over {allowed:.3g}"
 
 
-def _differentiable(outputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _differentiable(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(o for o in outputs if o.is_floating_point())
 
 
 def _leaf(a: Any, requires_grad: bool) -> Any:
-    if not isinstance(a, Tensor):
-        return a
-    return a.detach().clone().requires_grad_(requires_grad and a.is_floating_point())
+    return map_tensors(
+        lambda x: x.detach().clone().requires_grad_(requires_grad and x.is_floating_point()), a
+    )
 
 
 def _double(a: Any) -> Any:
-    if not isinstance(a, Tensor):
-        return a
-    return a.detach().cpu().double() if a.is_floating_point() else a.cpu()
+    def exact(x: Tensor) -> Tensor:
+        x = x.detach().cpu()
+        return x.double() if x.is_floating_point() else x
+
+    return map_tensors(exact, a)
 
 
-def _strided(a: Any) -> Any:
+def _strided(a: Tensor) -> Tensor:
     """`a` with every second element of a larger tensor as its storage."""
-    if not isinstance(a, Tensor):
-        return a
     wide = a.new_zeros((*a.shape, 2))
     wide[..., 1] = a
     return wide[..., 1]
 
 
-def _offset(a: Any) -> Any:
+def _offset(a: Tensor) -> Tensor:
     """`a` as a contiguous view that starts one element into its storage."""
-    if not isinstance(a, Tensor):
-        return a
     flat = a.new_zeros(a.numel() + 1)
     flat[1:] = a.reshape(-1)
     return flat[1:].view(a.shape)

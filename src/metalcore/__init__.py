@@ -5,8 +5,14 @@ from importlib.metadata import version as _version
 
 from metalcore import _native, _policy
 from metalcore._trace import Record, trace
-from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
-from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, MetalSoftmax
+from metalcore.nn import (
+    FusedAddRMSNorm,
+    MetalGELU,
+    MetalRMSNorm,
+    MetalSiLU,
+    MetalSoftmax,
+    RotaryEmbedding,
+)
 from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
 from metalcore.ops.linalg.qr import qr
@@ -26,8 +32,9 @@ from metalcore.ops.train.silu import bias_silu, metal_silu, silu
 from metalcore.ops.train.soft_cap import soft_cap
 from metalcore.ops.train.softmax import fused_softmax, softmax
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
+from metalcore.optim import MetalAdamW
 
-from metalcore import metal, nn  # isort: skip  (after the schemas that they implement)
+from metalcore import metal, nn, optim  # isort: skip  (after the schemas that they implement)
 from metalcore._simulate import simulate  # isort: skip
 
 __version__ = _version("metalcore")
@@ -45,6 +52,7 @@ def has_metal_kernels() -> bool:
 
 __all__ = [
     "FusedAddRMSNorm",
+    "MetalAdamW",
     "MetalGELU",
     "MetalRMSNorm",
     "MetalSiLU",
@@ -70,6 +78,7 @@ __all__ = [
     "metal_gelu",
     "metal_silu",
     "nn",
+    "optim",
     "qr",
     "rms_norm",
     "rope_forward",

@@ -2,7 +2,7 @@
 """Op: one operator of the `metalcore` library and what is attached to it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -73,7 +73,7 @@ class Op:
             and x.numel() < below
             and x.is_cpu
             and x.dtype in _FLOATS
-            and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self._overload, x))
+            and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self.name, x))
         )
 
     def _below_autograd(self, *args: Any) -> Any:
@@ -92,7 +92,7 @@ class Op:
 
     def run_reference(self, *args: Any) -> Any:
         """Compute the op by its meaning: what happens where no kernel takes it."""
-        x = next(a for a in args if isinstance(a, Tensor))
+        x = next(_trace.tensors(args))
         if _is_real(x):
             if os.environ.get("METALCORE_STRICT") == "1":
                 forbid_reference(self.name, x)
@@ -115,6 +115,13 @@ class Op:
         """
         self.determined = lambda outputs: fn(*outputs)
         return fn
+
+    def results(self, outputs: Any, args: Sequence[Any]) -> list[Tensor]:
+        """All that a call with `args` determines: by its outputs, then what it wrote to `args`."""
+        declared = self._overload._schema.arguments
+        written = [a for a, d in zip(args, declared, strict=True) if d.is_write]
+        made = self.determined(tuple(_trace.tensors([outputs])))
+        return [*made, *_trace.tensors(written)]
 
     @property
     def story(self) -> str:

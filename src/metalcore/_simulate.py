@@ -4,10 +4,9 @@
 from functools import cache
 from typing import Any
 
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from metalcore._trace import trace
+from metalcore._trace import tensors, trace
 from metalcore.metal.launch import PLANS, execute
 from metalcore.metal.source import Compiler
 
@@ -59,4 +58,4 @@ def _compiler(checks: str | frozenset[str]) -> Compiler:
 
 
 def _on_cpu(args: tuple[Any, ...]) -> bool:
-    return all(a.device.type == "cpu" for a in args if isinstance(a, Tensor))
+    return all(a.device.type == "cpu" for a in tensors(args))

@@ -3,7 +3,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,15 @@ class Record(NamedTuple):
 
 
 _last = threading.local()
+
+
+def tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an op, also those in lists."""
+    for a in args:
+        if isinstance(a, Tensor):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from tensors(a)
 
 
 def note(path: str, variant: str = "") -> None:
@@ -63,19 +72,19 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
 
     def measure(self, func: Any, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
         """Run `call`, which computes `func`, and add its record."""
-        x = next(a for a in args if isinstance(a, Tensor))
+        x = next(tensors(args))
         _last.how = None
         start = _now(x.device)
         output = call()
         seconds = _now(x.device) - start
         path, variant = _last.how or (f"cpu:{_native.isa}", _native.last_variant())
-        self.add(func, x, path, variant, seconds)
+        self.add(func.__name__.split(".")[0], x, path, variant, seconds)
         return output
 
-    def add(self, func: Any, x: Tensor, path: str, variant: str, seconds: float) -> None:
+    def add(self, op: str, x: Tensor, path: str, variant: str, seconds: float) -> None:
         self.records.append(
             Record(
-                op=func.__name__.split(".")[0],
+                op=op,
                 device=x.device.type,
                 dtype=str(x.dtype).removeprefix("torch."),
                 shape=tuple(x.shape),
@@ -106,8 +115,8 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
         return capture.get()
 
 
-def note_torch(func: Any, x: Tensor) -> bool:
-    """Record that torch itself is about to compute `func`; its time is not measured.
+def note_torch(op: str, x: Tensor) -> bool:
+    """Record that torch itself is about to compute `op`; its time is not measured.
 
     False where another mode than a trace is active, which wants the op: the simulator.
     """
@@ -115,7 +124,7 @@ def note_torch(func: Any, x: Tensor) -> bool:
     if not all(isinstance(mode, trace) for mode in watching):
         return False
     for mode in watching:
-        mode.add(func, x, "torch", "", float("nan"))
+        mode.add(op, x, "torch", "", float("nan"))
     return True
 
 

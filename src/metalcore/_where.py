@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which backends and dtypes an op has kernels for, and whether they give right results here."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from metalcore import _trace
 from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
-from metalcore._op import Example, Op, as_tuple
+from metalcore._op import Example, Op
 from metalcore._policy import policy
 from metalcore.metal.launch import PLANS
 
@@ -57,15 +58,14 @@ def check(op: Op, device: torch.device, dtype: torch.dtype) -> Health:
 
 def _check_example(op: Op, example: Example, device: torch.device, dtype: torch.dtype) -> Health:
     torch.manual_seed(0)
-    args = [a.to(device) if isinstance(a, Tensor) else a for a in example.args]
+    args = [map_tensors(lambda x: x.to(device, copy=True), a) for a in example.args]
     doubles = [
-        a.double().clone() if isinstance(a, Tensor) and a.is_floating_point() else a
-        for a in example.args
+        map_tensors(lambda x: x.double() if x.is_floating_point() else x, a) for a in example.args
     ]
     with _trace.trace() as t:
-        outputs = op(*args)
-    results, truth = (op.determined(as_tuple(o)) for o in (outputs, op.meaning(*doubles)))
-    errors = [error(a, b) for a, b in zip(results, truth, strict=True)]
+        found = op.results(op(*args), args)
+    truth = op.results(op.meaning(*doubles), doubles)
+    errors = [error(a, b) for a, b in zip(found, truth, strict=True)]
     return Health(
         op.name,
         device.type,
@@ -74,6 +74,13 @@ def _check_example(op: Op, example: Example, device: torch.device, dtype: torch.
         max(errors),
         tolerance(op.name, dtype, example.reduces_over),
     )
+
+
+def map_tensors(fn: Callable[[Tensor], Tensor], a: Any) -> Any:
+    """`a` with `fn` applied to it, or to each tensor of a list."""
+    if isinstance(a, (list, tuple)):
+        return [map_tensors(fn, x) for x in a]
+    return fn(a) if isinstance(a, Tensor) else a
 
 
 def check_all(op: Op) -> list[Health]:

@@ -51,30 +51,9 @@ inline const Vec<T>& at(const T* w, int64_t element) {
   return *reinterpret_cast<const Vec<T>*>(w + element * kLanes<T>);
 }
 
-inline simd::FloatVec sqrt(simd::FloatVec v) {
-#if defined(__AVX512F__)
-  return (simd::FloatVec)_mm512_sqrt_ps((__m512)v);
-#elif defined(__AVX2__)
-  return (simd::FloatVec)_mm256_sqrt_ps((__m256)v);
-#elif defined(__aarch64__)
-  return (simd::FloatVec)vsqrtq_f32((float32x4_t)v);
-#else
-  for (int64_t l = 0; l < kLanes<float>; ++l) v[l] = std::sqrt(v[l]);
-  return v;
-#endif
-}
-
-inline simd::DoubleVec sqrt(simd::DoubleVec v) {
-#if defined(__AVX512F__)
-  return (simd::DoubleVec)_mm512_sqrt_pd((__m512d)v);
-#elif defined(__AVX2__)
-  return (simd::DoubleVec)_mm256_sqrt_pd((__m256d)v);
-#elif defined(__aarch64__)
-  return (simd::DoubleVec)vsqrtq_f64((float64x2_t)v);
-#else
-  for (int64_t l = 0; l < kLanes<double>; ++l) v[l] = std::sqrt(v[l]);
-  return v;
-#endif
+template <typename V>
+inline V sqrt(V v) {
+  return simd::square_root(v);
 }
 
 template <typename V>

@@ -41,6 +41,7 @@ using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 typedef float FloatVec __attribute__((vector_size(MC_REGISTER_BYTES)));
 typedef double DoubleVec __attribute__((vector_size(MC_REGISTER_BYTES)));
 typedef uint32_t Bits __attribute__((vector_size(MC_REGISTER_BYTES)));
+typedef int32_t SignedBits __attribute__((vector_size(MC_REGISTER_BYTES)));
 typedef uint16_t HalfBits __attribute__((vector_size(MC_REGISTER_BYTES / 2)));
 
 template <typename A>
@@ -229,6 +230,128 @@ inline Pair<Acc<T>> rounded(Pair<Acc<T>> v) {
   } else {
     return v;
   }
+}
+
+// A Pair in the order of memory, whatever T: for arrays of different types side by side.
+template <typename T>
+inline Pair<Acc<T>> load_in_order(const T* p, All = {}) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto widened = [](const T* from) {
+      return bits_as<FloatVec>(__builtin_convertvector(load_as<HalfBits>(from), Bits) << 16);
+    };
+    return {widened(p), widened(p + kLanes<float>)};
+  } else {
+    return load(p);
+  }
+}
+
+// The bfloat16 values in the upper halves of two registers.
+inline void store_upper_halves(BFloat16* p, Bits first, Bits second) {
+  const HalfBits low = __builtin_convertvector(first >> 16, HalfBits);
+  const HalfBits high = __builtin_convertvector(second >> 16, HalfBits);
+  std::memcpy(p, &low, sizeof(low));
+  std::memcpy(p + kLanes<float>, &high, sizeof(high));
+}
+
+template <typename T>
+inline void store_in_order(T* p, Pair<Acc<T>> v, All = {}) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    store_upper_halves(p, round_to_bfloat16(v.first), round_to_bfloat16(v.second));
+  } else {
+    store(p, v);
+  }
+}
+
+template <typename T>
+inline Pair<Acc<T>> load_in_order(const T* p, First first) {
+  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kStep<T>] = {};
+  std::memcpy(part, p, sizeof(T) * first.count);
+  return load_in_order(reinterpret_cast<const T*>(part));
+}
+
+template <typename T>
+inline void store_in_order(T* p, Pair<Acc<T>> v, First first) {
+  alignas(MC_REGISTER_BYTES) unsigned char part[sizeof(T) * kStep<T>];
+  store_in_order(reinterpret_cast<T*>(part), v);
+  std::memcpy(p, part, sizeof(T) * first.count);
+}
+
+// One register of bytes as 32-bit integers.
+inline Bits widen_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (Bits)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Bits v;
+  for (int64_t i = 0; i < kLanes<float>; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
+inline SignedBits widen_signed_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (SignedBits)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (SignedBits)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  SignedBits v;
+  for (int64_t i = 0; i < kLanes<float>; ++i) v[i] = static_cast<int8_t>(p[i]);
+  return v;
+#endif
+}
+
+// Two registers of 32-bit integers as bytes, kept within 0 to 255, or within -128 to 127. They must
+// be within 16 bits.
+template <bool kSigned>
+inline void store_as_bytes(uint8_t* p, Bits first, Bits second) {
+#if defined(__AVX512F__)
+  const auto narrow = [](Bits v) {
+    if constexpr (kSigned) return _mm512_cvtsepi32_epi8((__m512i)v);
+    return _mm512_cvtusepi32_epi8(_mm512_max_epi32((__m512i)v, _mm512_setzero_si512()));
+  };
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(first));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + 1, narrow(second));
+#elif defined(__AVX2__)
+  const __m256i halves = _mm256_packs_epi32((__m256i)first, (__m256i)second);
+  const __m256i words = _mm256_permute4x64_epi64(halves, 0xd8);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   kSigned ? _mm_packs_epi16(low, high) : _mm_packus_epi16(low, high));
+#else
+  const int32_t least = kSigned ? -128 : 0, most = kSigned ? 127 : 255;
+  for (int64_t i = 0; i < 2 * kLanes<float>; ++i) {
+    const int32_t v =
+        static_cast<int32_t>(i < kLanes<float> ? first[i] : second[i - kLanes<float>]);
+    p[i] = static_cast<uint8_t>(v < least ? least : v > most ? most : v);
+  }
+#endif
+}
+
+inline FloatVec square_root(FloatVec v) {
+#if defined(__AVX512F__)
+  return (FloatVec)_mm512_sqrt_ps((__m512)v);
+#elif defined(__AVX2__)
+  return (FloatVec)_mm256_sqrt_ps((__m256)v);
+#elif defined(__aarch64__)
+  return (FloatVec)vsqrtq_f32((float32x4_t)v);
+#else
+  for (int64_t i = 0; i < kLanes<float>; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+#endif
+}
+
+inline DoubleVec square_root(DoubleVec v) {
+#if defined(__AVX512F__)
+  return (DoubleVec)_mm512_sqrt_pd((__m512d)v);
+#elif defined(__AVX2__)
+  return (DoubleVec)_mm256_sqrt_pd((__m256d)v);
+#elif defined(__aarch64__)
+  return (DoubleVec)vsqrtq_f64((float64x2_t)v);
+#else
+  for (int64_t i = 0; i < kLanes<double>; ++i) v[i] = __builtin_sqrt(v[i]);
+  return v;
+#endif
 }
 
 // Calls body(i, All{}) for each whole Pair of a row of n, then body(i, First{rest}).

@@ -8,10 +8,6 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -20,6 +16,8 @@
 
 // Says which of its variants a kernel took; `metalcore.trace()` reads it after the call.
 extern thread_local const char* metalcore_variant;
+
+extern "C" void metalcore_prefer_huge_pages(void* start, int64_t bytes);
 
 namespace metalcore::cpu {
 
@@ -69,14 +67,7 @@ inline Tensor empty(const int64_t* sizes, int64_t dim, ScalarType dtype) {
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
       aoti_torch_device_type_cpu(), 0, &handle));
   Tensor y(handle);
-#if defined(__linux__)
-  constexpr uintptr_t kPage = 2 << 20;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(y.const_data_ptr());
-  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-  const uintptr_t last = (begin + y.numel() * y.element_size()) / kPage * kPage;
-  // Advice: where it is not taken, the pages stay small.
-  if (last > first + kPage) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
+  metalcore_prefer_huge_pages(y.mutable_data_ptr(), y.numel() * y.element_size());
   return y;
 }
 

@@ -86,6 +86,8 @@ def _fits(parameter: source.Parameter, value: Any) -> bool:
     """Whether torch passes `value` as the kernel declares it: int as long, float as float."""
     if parameter.is_scalar:
         return type(value) is {"long": int, "float": float}.get(parameter.type)
+    if isinstance(value, tuple):
+        return {type(v) for v in value} == {{"long": int, "float": float}.get(parameter.type)}
     if not isinstance(value, Tensor) or not value.is_contiguous():
         return False
     plain = {"float": torch.float32, "int": torch.int32, "long": torch.int64}

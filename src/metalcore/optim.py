@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""Optimizers with torch.optim's names, arguments and state_dicts."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from metalcore import _native, _trace
+from metalcore._check import FLOATS, expect, expect_float, expect_positive
+from metalcore._op import accumulate_dtype
+from metalcore.ops.train import adamw_step
+from metalcore.ops.train._eight_bit import dequantize, empty_moment, quantize
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class _Lists(NamedTuple):
+    """The tensors of a group on one device, as `adamw_step` takes them."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    max_exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
+
+
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` with one pass over all parameters of a group.
+
+    Moments of float16 and bfloat16 parameters are float32. Checkpoints are those of
+    `torch.optim.AdamW` and load in either class.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as for `torch.optim.AdamW`.
+        foreach, capturable, fused: accepted and checked as torch does; the pass is the same for
+            all of them, and steps are counted on the CPU.
+        differentiable: leave the step to `torch.optim.AdamW`, which records it for autograd.
+        clip_norm: scale all gradients down to this global norm, as
+            `torch.nn.utils.clip_grad_norm_` does, but within the step: `p.grad` stays as it is.
+        state_bits: 32, or 8 for moments in 8 bits with one scale per 128 values, a quarter of the
+            memory. Not for float64 parameters.
+        stochastic_rounding: round bfloat16 parameters up or down by chance, so that steps too
+            small for bfloat16 are not lost.
+        seed: of `stochastic_rounding` and of the rounding of moments in 8 bits.
+
+    Example:
+        >>> optimizer = metalcore.MetalAdamW(model.parameters(), lr=1e-3, clip_norm=1.0)
+        >>> loss.backward()
+        >>> optimizer.step()
+    """
+
+    # GradScaler then hands over grad_scale and found_inf, and gradients are unscaled in the step.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        clip_norm: float | None = None,
+        state_bits: int = 32,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        op = type(self).__name__
+        expect(state_bits in (8, 32), op, f"state_bits must be 8 or 32, got {state_bits}")
+        if clip_norm is not None:
+            expect_positive(op, clip_norm=clip_norm)
+        plain = clip_norm is None and state_bits == 32 and not stochastic_rounding
+        expect(
+            plain or not differentiable,
+            op,
+            "differentiable=True goes without clip_norm, state_bits=8 and stochastic_rounding",
+        )
+        self.clip_norm, self.state_bits = clip_norm, state_bits
+        self.stochastic_rounding, self.seed = stochastic_rounding, seed
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("clip_norm", "state_bits", "stochastic_rounding", "seed")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; `closure`, if given, computes the loss that is returned."""
+        if self.defaults["differentiable"]:
+            for p in self._params():
+                _trace.note_torch("adamw_step", p)
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        work = [(group, lists) for group in self.param_groups for lists in self._lists(group)]
+        found_inf = getattr(self, "found_inf", None)
+        if not work or (found_inf is not None and found_inf.item() != 0):
+            return
+        scale = getattr(self, "grad_scale", None)
+        grad_scale = 1.0 if scale is None else float(scale)
+        norm = None if self.clip_norm is None else _norm([lists.grads for _, lists in work])
+        for group, lists in work:
+            beta1, beta2 = group["betas"]
+            adamw_step.step(
+                *lists,
+                float(group["lr"]),
+                float(beta1),
+                float(beta2),
+                group["eps"],
+                group["weight_decay"],
+                group["maximize"],
+                grad_scale,
+                None if norm is None else norm.to(lists.params[0].device),
+                self.clip_norm or 0.0,
+                self.stochastic_rounding,
+                self.seed,
+            )
+
+    def _params(self) -> Iterator[Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
+    def _lists(self, group: dict[str, Any]) -> list[_Lists]:
+        """The parameters of `group` that have a gradient, with their state, by device."""
+        found: dict[torch.device, _Lists] = {}
+        amsgrad = group["amsgrad"]
+        for p in group["params"]:
+            grad = p.grad
+            if grad is None:
+                continue
+            state = self.state[p]
+            if not state:
+                self._begin(p, state, amsgrad)
+            if grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__}: gradients must be dense, got a sparse one; "
+                    "torch.optim.SparseAdam takes those"
+                )
+            lists = found.get(p.device)
+            if lists is None:
+                lists = found[p.device] = _Lists([], [], [], [], [], [])
+            if p.dtype not in FLOATS or grad.dtype != p.dtype:
+                p, grad, state = _real_parts(p, grad.to(p.dtype), state)
+            lists.params.append(p)
+            lists.grads.append(grad)
+            lists.exp_avgs.append(state["exp_avg"])
+            lists.exp_avg_sqs.append(state["exp_avg_sq"])
+            if amsgrad:
+                lists.max_exp_avg_sqs.append(state["max_exp_avg_sq"])
+            lists.steps.append(state["step"])
+        return list(found.values())
+
+    def _begin(self, p: Tensor, state: dict[str, Any], amsgrad: bool) -> None:
+        real = _real(p)
+        expect_float(type(self).__name__, parameter=real)
+        if self.state_bits == 8 and real.dtype == torch.float64:
+            raise TypeError(
+                f"{type(self).__name__}: state_bits=8 takes float32, float16 and bfloat16 "
+                "parameters, got float64; use state_bits=32"
+            )
+        dtype = p.dtype if p.is_complex() else accumulate_dtype(p)
+        step_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        state["step"] = torch.tensor(0.0, dtype=step_dtype, device="cpu")
+        for name in _MOMENTS[: 3 if amsgrad else 2]:
+            state[name] = (
+                empty_moment(real) if self.state_bits == 8 else _native.zeros_like(p, dtype)
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as `torch.optim.AdamW` has it: moments in 8 bits become float32."""
+        packed: dict[str, Any] = super().state_dict()
+        for key, p in enumerate(self._params()):
+            if key in packed["state"]:
+                packed["state"][key] = {
+                    name: _expanded(value, name, p) for name, value in packed["state"][key].items()
+                }
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state_dict of this class or of `torch.optim.AdamW`."""
+        seen = []
+        # torch rounds moments to the dtype of the parameters, so they are taken from the original,
+        # as other hooks leave it.
+        hook = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.append(loaded))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        keys = chain.from_iterable(group["params"] for group in seen[0]["param_groups"])
+        for key, p in zip(keys, self._params(), strict=True):
+            for name, value in seen[0]["state"].get(key, {}).items():
+                self.state[p][name] = self._taken(name, value, p)
+
+    def _taken(self, name: str, value: Any, p: Tensor) -> Any:
+        """An entry of a state_dict as the step wants it."""
+        if name == "step":
+            return torch.as_tensor(value, dtype=torch.float32).detach().cpu().clone()
+        if name not in _MOMENTS:
+            return value
+        if self.state_bits == 8:
+            return quantize(_real(value).to(p.device), name == "exp_avg")
+        dtype = p.dtype if p.is_complex() else accumulate_dtype(p)
+        return torch.empty_like(p, dtype=dtype).copy_(value)
+
+
+def _norm(lists: list[list[Tensor]]) -> Tensor:
+    """The norm over all gradients; several devices meet on the first one's."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for grad in chain.from_iterable(lists):
+        by_device.setdefault(grad.device, []).append(grad)
+    norms: list[Tensor] = [adamw_step.norm(grads) for grads in by_device.values()]
+    if len(norms) == 1:
+        return norms[0]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0]) for n in norms]))
+    return total
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _real_parts(
+    p: Tensor, grad: Tensor, state: dict[str, Any]
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    return _real(p), _real(grad), {name: _real(value) for name, value in state.items()}
+
+
+def _expanded(value: Any, name: str, p: Tensor) -> Any:
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
+        return value
+    real = dequantize(value, name == "exp_avg", _real(p))
+    return torch.view_as_complex(real) if p.is_complex() else real
+
+
+MetalAdamW = AdamW
