@@ -254,9 +254,10 @@ def _(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 @_forward.example
 def _(dtype: torch.dtype) -> Example:
-    target = torch.tensor([3, -100, 99, 0, 50])
-    logits, weight = torch.randn(5, 100).to(dtype), torch.rand(100).to(dtype)
-    return Example((logits, target, weight, None, -100, 0.1, 1e-3, 20.0, 1, True), reduces_over=100)
+    target = torch.tensor([3, -100, 999, 0, 500])
+    logits, weight = torch.randn(5, 1000).to(dtype), torch.rand(1000).to(dtype)
+    args = (logits, target, weight, None, -100, 0.1, 1e-3, 20.0, 1, True)
+    return Example(args, reduces_over=1000)
 
 
 @in_place.example
