@@ -21,6 +21,7 @@ from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
+from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -74,6 +75,7 @@ __all__ = [
     "gelu",
     "has_metal_kernels",
     "householder_vector",
+    "linear_cross_entropy",
     "metal",
     "metal_gelu",
     "metal_silu",

@@ -251,11 +251,10 @@ def test_a_given_denominator_takes_the_place_of_the_count(backend: Backend) -> N
     torch.testing.assert_close(torch.cat([p[1] for p in parts]), dwhole)
 
 
-def test_compiles_without_graph_breaks(device: Backend) -> None:
+@pytest.mark.parametrize("options", [{}, {"softcap": 9.0, "inplace_backward": True}], ids=str)
+def test_compiles_without_graph_breaks(device: Backend, options: dict[str, Any]) -> None:
     def loss(x: Tensor, target: Tensor) -> Tensor:
-        return metalcore.cross_entropy(
-            x * 2, target, z_loss=1e-3, softcap=9.0, inplace_backward=True
-        )
+        return metalcore.cross_entropy(x * 2, target, **options)
 
     x, target = device.randn(4, 33).requires_grad_(), _targets(device, 4, 33)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

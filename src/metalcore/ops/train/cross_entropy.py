@@ -5,7 +5,6 @@ y = softcap * tanh(x / softcap), or x;  lse = log(sum(exp(y)));  e = label_smoot
 loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z_loss * w_t * lse^2
 """
 
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
 
-_forward = Op(
+forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
     " int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction,"
     " bool need_dlogits) -> (Tensor loss, Tensor dlogits)"
@@ -35,6 +34,7 @@ in_place = Op(
 )
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+_TORCH_BELOW: int = policy("cross_entropy", "cpu")["torch_below"]
 # what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
 _by_torch: Any = torch._C._nn.cross_entropy_loss
 
@@ -79,7 +79,7 @@ def cross_entropy(
         and not z_loss
         and target.dtype == torch.int64
         and reduction in REDUCTIONS
-        and _forward.leaves_to_torch(input, _torch_below())
+        and forward.leaves_to_torch(input, _TORCH_BELOW)
     ):
         small: Tensor = _by_torch(
             input, target, weight, REDUCTIONS[reduction], ignore_index, label_smoothing
@@ -108,15 +108,10 @@ def cross_entropy(
     if inplace_backward and recorded and not transformed and rows.is_contiguous():
         loss = cast(Tensor, _OverLogits.apply(*args))  # type: ignore[no-untyped-call]
     else:
-        loss = cast(Tensor, _forward(*args, recorded)[0])
+        loss = cast(Tensor, forward(*args, recorded)[0])
     if loss.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
         loss = loss.to(input.dtype)
     return loss if loss.shape == target.shape or reduction != "none" else loss.view(target.shape)
-
-
-@cache
-def _torch_below() -> int:
-    return int(policy("cross_entropy", "cpu")["torch_below"])
 
 
 def _as_rows(input: Tensor) -> Tensor:
@@ -189,18 +184,20 @@ class _OverLogits(torch.autograd.Function):
             "cross_entropy",
             "inplace_backward gives its gradient once; leave it out to call backward again",
         )
-        if not _is_one(dloss):
+        if not is_one(dloss):
             dlogits.mul_(dloss[:, None] if ctx.reduction == REDUCTIONS["none"] else dloss)
         return dlogits, *(None,) * 8
 
 
-def _is_one(dloss: Tensor) -> bool:
+def is_one(dloss: Tensor) -> bool:
     """Whether the loss is what is differentiated itself, where that can be told for free."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
     real = type(dloss) is Tensor and dloss.dim() == 0 and dloss.device.type == "cpu"
-    return real and not torch._C._are_functorch_transforms_active() and dloss.item() == 1.0
+    return real and dloss.item() == 1.0
 
 
-@_forward.reference
+@forward.reference
 def _(
     logits: Tensor,
     target: Tensor,
@@ -247,12 +244,12 @@ def _(logits: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     x = accumulate(logits)
     softcap = args[6]
     lse = torch.logsumexp(softcap * torch.tanh(x / softcap) if softcap > 0 else x, -1)
-    loss, dlogits = _forward.meaning(logits, *args, True)
+    loss, dlogits = forward.meaning(logits, *args, True)
     logits.copy_(dlogits)
     return loss, torch.where(args[0] != args[3], lse, 0)
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     target = torch.tensor([3, -100, 999, 0, 500])
     logits, weight = torch.randn(5, 1000).to(dtype), torch.rand(1000).to(dtype)
@@ -262,7 +259,7 @@ def _(dtype: torch.dtype) -> Example:
 
 @in_place.example
 def _(dtype: torch.dtype) -> Example:
-    args, over = _forward.samples[0](dtype)
+    args, over = forward.samples[0](dtype)
     return Example(args[:-1], over)
 
 
@@ -274,15 +271,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     )
 
 
-@_forward.gradient(save=_save)
+@forward.gradient(save=_save)
 def _(ctx: Any, dloss: Tensor | None, ddlogits: Tensor | None) -> tuple[Tensor | None, ...]:
     logits, target, weight, denominator, dlogits = ctx.saved_tensors
     rest = (target, weight, denominator, *ctx.how, True)
     dx = None
     if dloss is not None:
         if dlogits is None:
-            dlogits = _forward(logits, *rest)[1]
-        if torch.is_grad_enabled() or not _is_one(dloss):
+            dlogits = forward(logits, *rest)[1]
+        if torch.is_grad_enabled() or not is_one(dloss):
             by_row = dloss.dim() > 0
             dx = (dlogits * (dloss[:, None] if by_row else dloss)).to(logits.dtype)
         else:
@@ -298,5 +295,5 @@ def _second_derivative(logits: Tensor, rest: tuple[Any, ...], ddlogits: Tensor) 
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         x = logits.view_as(logits) if logits.requires_grad else logits.detach().requires_grad_()
-        dlogits = _forward.meaning(x, *rest)[1]
+        dlogits = forward.meaning(x, *rest)[1]
         return torch.autograd.grad(dlogits, x, ddlogits, create_graph=create_graph)[0]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Losses of `hidden @ weight.T + bias`, a chunk of tokens at a time.
+
+The logits of all tokens are never held. Where a gradient is recorded, that of each chunk is turned
+into its share of dhidden, dweight and dbias at once, in the forward pass.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore._check import (
+    expect,
+    expect_float,
+    expect_same_device,
+    expect_same_dtype,
+    expect_shape,
+    shape,
+)
+from metalcore._op import accumulate_dtype
+from metalcore._policy import policy
+
+CHUNK_MIB = {b: policy("linear_cross_entropy", b)["chunk_mib"] for b in ("cpu", "metal")}
+
+# `loss(logits, rows, need_dlogits)` of the tokens in the slice `rows`: the loss, or one per token,
+# and the gradient of the logits, which may take their memory; None where it is not needed.
+ChunkLoss = Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]]
+
+
+def expect_linear(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    expect_float(op, hidden=hidden, weight=weight, bias=bias)
+    expect_same_device(op, hidden=hidden, weight=weight, bias=bias)
+    both = {"hidden": hidden, "weight": weight}
+    expect_same_dtype(op, **(both if bias is None else both | {"bias": bias}))
+    expect(
+        weight.dim() == 2 and hidden.dim() > 0 and hidden.shape[-1] == weight.shape[1],
+        op,
+        "hidden must be [..., H] and weight [classes, H]; "
+        f"got hidden {shape(hidden)} and weight {shape(weight)}",
+    )
+    expect_shape(op, "bias", bias, weight.shape[:1])
+
+
+def autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors in the dtype in which autocast would multiply them."""
+    device = next(t for t in tensors if t is not None).device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    """Slices of about equal length, such that the logits of each stay within the policy."""
+    tokens, classes = hidden.shape[0], weight.shape[0]
+    where = "metal" if hidden.device.type == "mps" else "cpu"
+    most = max(1, (CHUNK_MIB[where] << 20) // max(1, classes * hidden.element_size()))
+    count = max(1, -(-tokens // most))
+    size = -(-tokens // count)
+    return (slice(i, min(tokens, i + size)) for i in range(0, tokens, max(1, size)))
+
+
+class Gradients:
+    """dhidden, dweight and dbias as far as they are wanted, a chunk of dlogits at a time."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
+    ) -> None:
+        self.hidden, self.weight = hidden, weight
+        self.dhidden = torch.empty_like(hidden) if wanted[0] else None
+        self.dweight = torch.zeros_like(weight) if wanted[1] else None
+        has_bias = wanted[2] and bias is not None
+        self.dbias = weight.new_zeros(weight.shape[0], dtype=accumulate_dtype(weight))
+        self.bias_dtype = bias.dtype if has_bias and bias is not None else None
+
+    def add(self, rows: slice, dlogits: Tensor) -> None:
+        if self.dhidden is not None:
+            self.dhidden[rows] = dlogits @ self.weight
+        if self.dweight is not None:
+            self.dweight.addmm_(dlogits.T, self.hidden[rows])
+        if self.bias_dtype is not None:
+            self.dbias += dlogits.sum(0, dtype=self.dbias.dtype)
+
+    @property
+    def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        dbias = None if self.bias_dtype is None else self.dbias.to(self.bias_dtype)
+        return self.dhidden, self.dweight, dbias
+
+
+def run(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    loss: ChunkLoss,
+    gradients: Gradients | None,
+) -> list[Tensor]:
+    """The loss of each chunk; its gradients are added up where they are wanted."""
+    losses = []
+    memory: Tensor | None = None
+    for rows in chunks(hidden, weight):
+        part = hidden[rows]
+        if torch.compiler.is_compiling() or memory is None:
+            logits = memory = part @ weight.T
+        else:
+            # no chunk is longer than the first one
+            logits = torch.mm(part, weight.T, out=memory[: part.shape[0]])
+        if bias is not None:
+            logits += bias
+        one, dlogits = loss(logits, rows, gradients is not None)
+        losses.append(one)
+        if gradients is not None and dlogits is not None:
+            gradients.add(rows, dlogits)
+    return losses

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Cross entropy of `hidden @ weight.T + bias`, which is never held for all tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore._check import expect, expect_same_device, expect_shape
+from metalcore._op import accumulate_dtype
+from metalcore.ops.train._chunks import Gradients, autocast, expect_linear, run
+from metalcore.ops.train.cross_entropy import (
+    REDUCTIONS,
+    expect_class_indices,
+    expect_reduction,
+    expect_smoothing,
+    forward,
+    in_place,
+    is_one,
+)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """`cross_entropy(linear(hidden, weight, bias), target)` in the memory of a few rows of logits.
+
+    The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and
+    those of half precision weights are rounded once per chunk. There are no second derivatives.
+    How much memory a chunk takes is `chunk_mib` of the launch policy.
+
+    Args:
+        hidden: [..., H], float32, float64, float16 or bfloat16.
+        weight: [C, H], in the dtype of `hidden`; may be tied to an embedding.
+        target: class indices, int64, [...].
+        bias: [C].
+        ignore_index, reduction, label_smoothing, z_loss, softcap: as for `cross_entropy`.
+
+    Returns:
+        The loss, a scalar or [...], in the dtype of `hidden` (float32 under autocast).
+
+    Example:
+        >>> loss = metalcore.linear_cross_entropy(hidden, model.lm_head.weight, labels)
+    """
+    op = "linear_cross_entropy"
+    expect_class_indices(op, target)
+    expect_shape(op, "target", target, hidden.shape[:-1])
+    expect_same_device(op, hidden=hidden, target=target)
+    expect_reduction(op, reduction)
+    expect_smoothing(op, label_smoothing)
+    expect(softcap is None or softcap > 0, op, f"softcap must be greater than 0, got {softcap}")
+    x, w, b = autocast(hidden, weight, bias)
+    expect_linear(op, x, w, b)
+    flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
+    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
+    )
+    if not torch.is_autocast_enabled(hidden.device.type):
+        loss = loss.to(hidden.dtype)
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *how: Any
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.how = how
+        # one loss per token: what they are weighted by is not known before the backward pass
+        ctx.ready = None
+        if how[-1] != REDUCTIONS["none"] and any(ctx.needs_input_grad[:3]):
+            loss, ctx.ready = _run(hidden, weight, bias, target, how, ctx.needs_input_grad[:3])
+        else:
+            loss, _ = _run(hidden, weight, bias, target, how, None)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> Any:
+        hidden, weight, bias, target = ctx.saved_tensors
+        by_token = dloss if ctx.how[-1] == REDUCTIONS["none"] else None
+        # what was computed is given away; a second backward pass computes it again
+        grads, ctx.ready = ctx.ready, None
+        if grads is None:
+            wanted = ctx.needs_input_grad[:3]
+            _, grads = _run(hidden, weight, bias, target, ctx.how, wanted, by_token)
+        if by_token is None and not is_one(dloss):
+            grads = tuple(g if g is None else g.mul_(dloss) for g in grads)
+        return *grads, *(None,) * (1 + len(ctx.how))
+
+
+def _run(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    how: tuple[Any, ...],
+    wanted: tuple[bool, bool, bool] | None,
+    by_token: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The loss, and the gradients that are wanted: of the loss, or weighted `by_token`."""
+    *rest, reduction = how
+    count = None
+    if reduction == REDUCTIONS["mean"]:
+        count = (target != rest[0]).sum(dtype=accumulate_dtype(hidden))
+
+    def loss(logits: Tensor, rows: slice, need_dlogits: bool) -> tuple[Tensor, Tensor | None]:
+        args = (logits, target[rows], None, count, *how)
+        if not need_dlogits:
+            return forward(*args, False)[0], None
+        if torch.compiler.is_compiling():
+            one, dlogits = forward(*args, True)
+        else:
+            one, dlogits = in_place(*args)[0], logits
+        return one, dlogits if by_token is None else dlogits.mul_(by_token[rows, None])
+
+    gradients = None if wanted is None else Gradients(hidden, weight, bias, wanted)
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        losses = run(hidden, weight, bias, loss, gradients)
+    if reduction == REDUCTIONS["none"]:
+        whole = torch.cat(losses) if losses else hidden.new_empty(0, dtype=accumulate_dtype(hidden))
+    elif losses:
+        whole = torch.stack(losses).sum()
+    else:
+        # the mean of nothing is NaN
+        zero = hidden.new_zeros((), dtype=accumulate_dtype(hidden))
+        whole = zero if count is None else zero / count
+    return whole, (None, None, None) if gradients is None else gradients.all
