@@ -145,73 +145,110 @@ inline void transpose(Vec<T>* r) {
   }
 }
 
+// Columns of a row.
+struct Part {
+  int64_t begin, end;
+};
+
 namespace detail {
 
-// The first of the matrices of a group; lanes without a matrix get the first one.
+// Where the matrices of a group start; lanes without a matrix get the first one.
 template <typename T>
 struct Starts {
-  T* of[kLanes<std::remove_const_t<T>>];
+  static constexpr int64_t L = kLanes<std::remove_const_t<T>>;
+  T* of[L];
 
   Starts(T* a, int64_t stride, int64_t count) {
-    for (int64_t l = 0; l < kLanes<std::remove_const_t<T>>; ++l)
-      of[l] = a + (l < count ? l * stride : 0);
+    for (int64_t l = 0; l < L; ++l) of[l] = a + (l < count ? l * stride : 0);
   }
 };
 
-// Calls body(e) for whole registers of elements; the last two may overlap.
-template <typename T, typename Body>
-inline void for_each_register(int64_t elements, Body body) {
-  constexpr int64_t L = kLanes<T>;
-  int64_t e = 0;
-  for (; e + L <= elements; e += L) body(e);
-  if (e < elements) body(elements - L);
+// Arrays stay in registers only if every index is a constant.
+template <typename T>
+inline void pack_square(const Starts<const T>& from, int64_t e, T* w) {
+  Vec<T> r[kLanes<T>];
+#pragma GCC unroll 16
+  for (int64_t l = 0; l < kLanes<T>; ++l) r[l] = simd::load_as<Vec<T>>(from.of[l] + e);
+  transpose<T>(r);
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kLanes<T>; ++i) at(w, i) = r[i];
+}
+
+template <typename T>
+inline void unpack_square(const T* w, int64_t e, const Starts<T>& to) {
+  Vec<T> r[kLanes<T>];
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kLanes<T>; ++i) r[i] = at(w, i);
+  transpose<T>(r);
+  // the first matrix last: lanes without a matrix write there too
+#pragma GCC unroll 16
+  for (int64_t l = kLanes<T> - 1; l >= 0; --l) std::memcpy(to.of[l] + e, &r[l], sizeof(r[l]));
 }
 
 }  // namespace detail
 
-// `elements` values of each of `count` matrices, `stride` apart, into w[elements][lanes]. Lanes
-// without a matrix get the first one, so that they stay as harmless as it is.
+// Rows of n values of each of `count` matrices, `stride` apart, into w[m][ld][lanes]: of row i the
+// columns part(i), and those around them that fill registers. Lanes without a matrix get the first
+// one, so that they stay as harmless as it is.
+template <typename T, typename Parts>
+void pack_rows(const T* a, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
+               Parts part, T* w) {
+  constexpr int64_t L = kLanes<T>;
+  const detail::Starts<const T> from(a, stride, count);
+  for (int64_t i = 0; i < m; ++i) {
+    if (n < L) {
+      for (int64_t j = 0; j < n; ++j) {
+        for (int64_t l = 0; l < L; ++l) w[(i * ld + j) * L + l] = from.of[l][i * n + j];
+      }
+      continue;
+    }
+    const Part columns = part(i);
+    for (int64_t j = columns.begin / L * L; j < columns.end; j += L) {
+      // the last register of a row may overlap the one before it
+      const int64_t first = std::min(j, n - L);
+      detail::pack_square(from, i * n + first, w + (i * ld + first) * L);
+    }
+  }
+}
+
+// The other way; what is not in the registers of part(i) becomes zero.
+template <typename T, typename Parts>
+void unpack_rows(const T* w, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
+                 Parts part, T* a) {
+  constexpr int64_t L = kLanes<T>;
+  const detail::Starts<T> to(a, stride, count);
+  for (int64_t i = 0; i < m; ++i) {
+    if (n < L) {
+      for (int64_t l = 0; l < count; ++l) {
+        for (int64_t j = 0; j < n; ++j) to.of[l][i * n + j] = w[(i * ld + j) * L + l];
+      }
+      continue;
+    }
+    const Part columns = part(i);
+    const int64_t begin = columns.begin / L * L, end = (columns.end + L - 1) / L * L;
+    for (int64_t j = 0; j < n; j += L) {
+      if (j >= begin && j < end) continue;
+      for (int64_t l = 0; l < L; ++l) {
+        std::memset(to.of[l] + i * n + std::min(j, n - L), 0, L * sizeof(T));
+      }
+    }
+    for (int64_t j = begin; j < columns.end; j += L) {
+      const int64_t first = std::min(j, n - L);
+      detail::unpack_square(w + (i * ld + first) * L, i * n + first, to);
+    }
+  }
+}
+
+// `elements` values of each matrix.
 template <typename T>
 void pack(const T* a, int64_t elements, int64_t stride, int64_t count, T* w) {
-  constexpr int64_t L = kLanes<T>;
-  if (elements < L) {
-    for (int64_t l = 0; l < L; ++l) {
-      const T* from = a + (l < count ? l * stride : 0);
-      for (int64_t e = 0; e < elements; ++e) w[e * L + l] = from[e];
-    }
-    return;
-  }
-  const detail::Starts<const T> from(a, stride, count);
-  // the array stays in registers only if every index is a constant
-  detail::for_each_register<T>(elements, [&](int64_t e) {
-    Vec<T> r[L];
-#pragma GCC unroll 16
-    for (int64_t l = 0; l < L; ++l) r[l] = simd::load_as<Vec<T>>(from.of[l] + e);
-    transpose<T>(r);
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < L; ++i) at(w, e + i) = r[i];
-  });
+  pack_rows(a, 1, elements, elements, stride, count, [=](int64_t) { return Part{0, elements}; }, w);
 }
 
 template <typename T>
 void unpack(const T* w, int64_t elements, int64_t stride, int64_t count, T* a) {
-  constexpr int64_t L = kLanes<T>;
-  if (elements < L) {
-    for (int64_t l = 0; l < count; ++l) {
-      for (int64_t e = 0; e < elements; ++e) a[l * stride + e] = w[e * L + l];
-    }
-    return;
-  }
-  const detail::Starts<T> to(a, stride, count);
-  detail::for_each_register<T>(elements, [&](int64_t e) {
-    Vec<T> r[L];
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < L; ++i) r[i] = at(w, e + i);
-    transpose<T>(r);
-    // the first matrix last: lanes without a matrix write there too
-#pragma GCC unroll 16
-    for (int64_t l = L - 1; l >= 0; --l) std::memcpy(to.of[l] + e, &r[l], sizeof(r[l]));
-  });
+  unpack_rows(
+      w, 1, elements, elements, stride, count, [=](int64_t) { return Part{0, elements}; }, a);
 }
 
 // Rows of n values, `ld` apart in the workspace.
@@ -219,14 +256,14 @@ template <typename T>
 void pack_matrix(const T* a, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
                  T* w) {
   if (ld == n) return pack(a, m * n, stride, count, w);
-  for (int64_t i = 0; i < m; ++i) pack(a + i * n, n, stride, count, w + i * ld * kLanes<T>);
+  pack_rows(a, m, n, ld, stride, count, [=](int64_t) { return Part{0, n}; }, w);
 }
 
 template <typename T>
 void unpack_matrix(const T* w, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
                    T* a) {
   if (ld == n) return unpack(w, m * n, stride, count, a);
-  for (int64_t i = 0; i < m; ++i) unpack(w + i * ld * kLanes<T>, n, stride, count, a + i * n);
+  unpack_rows(w, m, n, ld, stride, count, [=](int64_t) { return Part{0, n}; }, a);
 }
 
 // A row length that spreads the elements of a column over the cache.

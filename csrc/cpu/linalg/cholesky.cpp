@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Cholesky on the CPU. Small matrices are factored side by side, one per lane, by columns of 4 x 4
-// register tiles; large ones by LAPACK.
+// Cholesky on the CPU. Small matrices are factored side by side, one per lane, by blocks of
+// columns in registers; large ones by LAPACK.
 
 #include <tuple>
 
 #include "../common/aten.h"
-#include "../common/lanes.h"
 #include "../common/policy.h"
+#include "triangular.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -20,81 +20,102 @@ using simd::Vec;
 const Knob interleaved_up_to("cholesky", "interleaved_up_to");
 const Knob interleaved_alone_up_to("cholesky", "interleaved_alone_up_to");
 
-// Rows and columns that one tile holds in registers.
-constexpr int64_t kTile = 4;
+// Columns that are factored at once, and rows of a tile below them: its sums, the values of as many
+// rows and one more fill the registers.
+constexpr int kRows = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kColumns = 4;
+#else
+constexpr int kColumns = 3;
+#endif
 
-// Rows I.. of columns J.. as the columns before them leave them: a - l_i l_j^T, for up to kTile.
-template <typename T>
-inline void tile_minus_product(const T* w, int64_t ld, int64_t I, int64_t J, int64_t rows,
-                               int64_t columns, Vec<T> c[kTile][kTile]) {
-  for (int64_t i = 0; i < kTile; ++i) {
-    for (int64_t j = 0; j < kTile; ++j) {
-      c[i][j] = i < rows && j < columns ? at(w, (I + i) * ld + J + j) : Vec<T>{};
-    }
-  }
-  // rows past the end read the last one, and are dropped
-  const T *x[kTile], *y[kTile];
-  for (int64_t i = 0; i < kTile; ++i) {
-    x[i] = w + (I + std::min(i, rows - 1)) * ld * kLanes<T>;
-    y[i] = w + (J + std::min(i, columns - 1)) * ld * kLanes<T>;
+// The block on the diagonal of C columns: l_jk below the diagonal, 1 / l_jj on it.
+template <typename T, int C>
+struct Diagonal {
+  Vec<T> l[C][C];
+};
+
+// Factors rows and columns J.. of the block on the diagonal, from the columns before them. `info`
+// keeps the first failure.
+template <typename T, int C>
+inline Diagonal<T, C> factor_diagonal(T* w, int64_t n, int64_t ld, int64_t J, Mask<T>& info) {
+  Diagonal<T, C> d;
+  T* rows = w + J * ld * kLanes<T>;
+  for (int i = 0; i < C; ++i) {
+    for (int j = 0; j <= i; ++j) d.l[i][j] = at(rows, i * ld + J + j);
   }
   for (int64_t k = 0; k < J; ++k) {
-    Vec<T> b[kTile];
-    for (int64_t j = 0; j < kTile; ++j) b[j] = at(y[j], k);
-    for (int64_t i = 0; i < kTile; ++i) {
-      const Vec<T> a = at(x[i], k);
-      for (int64_t j = 0; j < kTile; ++j) c[i][j] -= a * b[j];
+    Vec<T> b[C];
+    for (int j = 0; j < C; ++j) b[j] = at(rows, j * ld + k);
+    for (int i = 0; i < C; ++i) {
+      for (int j = 0; j <= i; ++j) d.l[i][j] -= b[i] * b[j];
+    }
+  }
+  for (int j = 0; j < C; ++j) {
+    const Vec<T> s = d.l[j][j];
+    info = (info == 0) & !(s > 0) ? Mask<T>{} + lanes::Int<T>(J + j + 1) : info;
+    const Vec<T> root = lanes::sqrt(s);
+    at(rows, j * ld + J + j) = root;
+    d.l[j][j] = splat<T>(1) / root;
+    for (int i = j + 1; i < C; ++i) {
+      d.l[i][j] *= d.l[j][j];
+      at(rows, i * ld + J + j) = d.l[i][j];
+      for (int k = j + 1; k <= i; ++k) d.l[i][k] -= d.l[i][j] * d.l[k][j];
+    }
+    // what unpack_triangle takes along
+    const int64_t end = std::min(n, (J + j) / kLanes<T> * kLanes<T> + kLanes<T>);
+    for (int64_t k = J + j + 1; k < end; ++k) at(rows, j * ld + k) = Vec<T>{};
+  }
+  return d;
+}
+
+// R rows I.. below the block.
+template <typename T, int R, int C>
+inline void factor_tile(T* w, int64_t ld, int64_t I, int64_t J, const Diagonal<T, C>& d) {
+  Vec<T> c[R][C];
+  T* rows = w + I * ld * kLanes<T>;
+  const T* above = w + J * ld * kLanes<T>;
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < C; ++j) c[i][j] = at(rows, i * ld + J + j);
+  }
+  for (int64_t k = 0; k < J; ++k) {
+    Vec<T> b[C];
+    for (int j = 0; j < C; ++j) b[j] = at(above, j * ld + k);
+    for (int i = 0; i < R; ++i) {
+      const Vec<T> a = at(rows, i * ld + k);
+      for (int j = 0; j < C; ++j) c[i][j] -= a * b[j];
+    }
+  }
+  for (int j = 0; j < C; ++j) {
+    for (int i = 0; i < R; ++i) {
+      for (int k = 0; k < j; ++k) c[i][j] -= c[i][k] * d.l[j][k];
+      c[i][j] *= d.l[j][j];
+      at(rows, i * ld + J + j) = c[i][j];
     }
   }
 }
 
-// Factors the tile on the diagonal; `reciprocal` gets 1 / l_jj. `info` keeps the first failure.
-template <typename T>
-inline void factor_diagonal(Vec<T> c[kTile][kTile], int64_t J, int64_t columns,
-                            Vec<T> reciprocal[kTile], Mask<T>& info) {
-  for (int64_t j = 0; j < columns; ++j) {
-    Vec<T> s = c[j][j];
-    for (int64_t k = 0; k < j; ++k) s -= c[j][k] * c[j][k];
-    const Mask<T> fails = !(s > 0);
-    info = (info == 0) & fails ? Mask<T>{} + lanes::Int<T>(J + j + 1) : info;
-    c[j][j] = lanes::sqrt(s);
-    reciprocal[j] = splat<T>(1) / c[j][j];
-    for (int64_t i = j + 1; i < kTile; ++i) {
-      Vec<T> t = c[i][j];
-      for (int64_t k = 0; k < j; ++k) t -= c[i][k] * c[j][k];
-      c[i][j] = t * reciprocal[j];
-    }
+template <typename T, int C>
+void factor_columns(T* w, int64_t n, int64_t ld, int64_t J, Mask<T>& info) {
+  const Diagonal<T, C> d = factor_diagonal<T, C>(w, n, ld, J, info);
+  int64_t I = J + C;
+  for (; I + kRows <= n; I += kRows) factor_tile<T, kRows, C>(w, ld, I, J, d);
+  switch (n - I) {
+    case 3:
+      return factor_tile<T, 3, C>(w, ld, I, J, d);
+    case 2:
+      return factor_tile<T, 2, C>(w, ld, I, J, d);
+    case 1:
+      return factor_tile<T, 1, C>(w, ld, I, J, d);
   }
 }
 
 template <typename T>
 Mask<T> factor(T* w, int64_t n, int64_t ld) {
   Mask<T> info = {};
-  for (int64_t J = 0; J < n; J += kTile) {
-    const int64_t columns = std::min(kTile, n - J);
-    Vec<T> d[kTile][kTile], reciprocal[kTile] = {};
-    tile_minus_product(w, ld, J, J, columns, columns, d);
-    factor_diagonal<T>(d, J, columns, reciprocal, info);
-    for (int64_t i = 0; i < columns; ++i) {
-      for (int64_t j = 0; j < columns; ++j)
-        at(w, (J + i) * ld + J + j) = j <= i ? d[i][j] : Vec<T>{};
-      for (int64_t j = J + columns; j < n; ++j) at(w, (J + i) * ld + j) = Vec<T>{};
-    }
-    for (int64_t I = J + columns; I < n; I += kTile) {
-      const int64_t rows = std::min(kTile, n - I);
-      Vec<T> c[kTile][kTile];
-      tile_minus_product(w, ld, I, J, rows, columns, c);
-      for (int64_t i = 0; i < kTile; ++i) {
-        for (int64_t j = 0; j < kTile; ++j) {
-          for (int64_t k = 0; k < j; ++k) c[i][j] -= c[i][k] * d[j][k];
-          c[i][j] *= reciprocal[j];
-        }
-      }
-      for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t j = 0; j < columns; ++j) at(w, (I + i) * ld + J + j) = c[i][j];
-      }
-    }
-  }
+  int64_t J = 0;
+  for (; J + kColumns <= n; J += kColumns) factor_columns<T, kColumns>(w, n, ld, J, info);
+  for (; J < n; ++J) factor_columns<T, 1>(w, n, ld, J, info);
   return info;
 }
 
@@ -106,9 +127,9 @@ void cholesky_interleaved(const Tensor& A, Tensor& L, Tensor& info) {
   int32_t* failed = mutable_data<int32_t>(info);
   lanes::for_each_group<T>(info.numel(), n * n * n / 3, [&](int64_t first, int64_t count) {
     T* w = lanes::workspace<T>(n * ld * kLanes<T>);
-    lanes::pack_matrix(a + first * size, n, n, ld, size, count, w);
+    triangular::pack_triangle(a + first * size, n, ld, true, size, count, w);
     const Mask<T> found = factor(w, n, ld);
-    lanes::unpack_matrix(w, n, n, ld, size, count, l + first * size);
+    triangular::unpack_triangle(w, n, ld, true, size, count, l + first * size);
     for (int64_t i = 0; i < count; ++i) failed[first + i] = int32_t(found[i]);
   });
 }
@@ -124,9 +145,8 @@ std::tuple<Tensor, Tensor> cholesky(const Tensor& A_in, bool upper) {
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(upper ? torch::stable::transpose(A_in, -2, -1) : A_in, dtype));
   const int64_t n = A.size(-1), batch = n == 0 ? 0 : A.numel() / (n * n);
-  const int64_t lanes = MC_REGISTER_BYTES / (dtype == ScalarType::Double ? 8 : 4);
   Tensor L, info;
-  if (n <= (batch * 2 > lanes ? interleaved_up_to : interleaved_alone_up_to)) {
+  if (n <= (batch > 2 ? interleaved_up_to : interleaved_alone_up_to)) {
     metalcore_variant = "interleaved";
     L = cpu::empty_like(A);
     info = cpu::empty(A.sizes().data(), A.dim() - 2, ScalarType::Int);

@@ -167,16 +167,24 @@ void solve_rows(const T* a, int64_t n, int64_t lda, Triangle t, T* x, int64_t k,
   for (int64_t i = 0; i < n; ++i) std::memcpy(tail + i * ldx, spare + i * L, rest * sizeof(T));
 }
 
-// The triangle of each of `count` matrices, in whole registers of their rows, into w[n][lda].
+// The columns of row i that a triangle of order n has.
+inline lanes::Part part_of(int64_t i, int64_t n, bool lower) {
+  return lower ? lanes::Part{0, i + 1} : lanes::Part{i, n};
+}
+
+// The triangle of each of `count` matrices, and what fills registers around it, into w[n][lda].
 template <typename T>
 void pack_triangle(const T* a, int64_t n, int64_t lda, bool lower, int64_t stride, int64_t count,
                    T* w) {
-  constexpr int64_t L = kLanes<T>;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t begin = lower ? 0 : i / L * L;
-    const int64_t end = lower ? std::min(n, (i / L + 1) * L) : n;
-    lanes::pack(a + i * n + begin, end - begin, stride, count, w + (i * lda + begin) * L);
-  }
+  lanes::pack_rows(a, n, n, lda, stride, count, [=](int64_t i) { return part_of(i, n, lower); }, w);
+}
+
+// The other way; the registers without an element of the triangle become zero.
+template <typename T>
+void unpack_triangle(const T* w, int64_t n, int64_t lda, bool lower, int64_t stride, int64_t count,
+                     T* a) {
+  lanes::unpack_rows(
+      w, n, n, lda, stride, count, [=](int64_t i) { return part_of(i, n, lower); }, a);
 }
 
 }  // namespace metalcore::triangular

@@ -39,6 +39,21 @@ inline void load_square(
   }
 }
 
+// The other way: n x n values in rows of `ld`, to rows that are `step` apart.
+inline void store_square(
+    threadgroup const float* a,
+    int ld,
+    int n,
+    long step,
+    int thread_index,
+    int threads,
+    device float* to) {
+  for (int e = thread_index; e < n * n; e += threads) {
+    const int i = e / n;
+    to[i * step + e - i * n] = a[i * ld + e - i * n];
+  }
+}
+
 // Row i of X as forward substitution counts it.
 inline int row_of(int i, int n, bool forward) { return forward ? i : n - 1 - i; }
 

@@ -98,11 +98,7 @@ def plan(
     else:
         todo = [Call(X.copy_, (B,))]
         todo += steps(A, X, lower=lower, transpose=transpose, unit_diagonal=unit_diagonal)
-    return _rounded(todo, X.view(shape), dtype)
-
-
-def _rounded(todo: list[Step], X: Tensor, dtype: torch.dtype) -> Planned:
     if dtype == torch.float32:
-        return todo, X
-    rounded = torch.empty_like(X, dtype=dtype)
-    return [*todo, Call(rounded.copy_, (X,))], rounded
+        return todo, X.view(shape)
+    rounded = X.new_empty(shape, dtype=dtype)
+    return [*todo, Call(rounded.copy_, (X.view(shape),))], rounded

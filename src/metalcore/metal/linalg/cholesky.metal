@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// A = L L^T. info is 0, or the order of the first leading minor that is not positive.
+//
+// cholesky_simdgroup: n <= 32, WIDTH lanes per matrix, each with a row in registers.
+// cholesky_threadgroup: n <= 64, one threadgroup per matrix, a thread per row. Larger matrices by
+// blocks of 64 columns: cholesky_threadgroup for the block on the diagonal, cholesky_panel for the
+// rows below it, a matrix product for the rest.
+// Only the lower triangle of A is read.
+
+#include "triangular.h"
+
+template <int WIDTH>
+kernel void cholesky_simdgroup(
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device int* info [[buffer(2)]],
+    constant long& matrices [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint simdgroups [[simdgroups_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    ushort thread_lane [[thread_index_in_simdgroup]]) {
+  constexpr int SHARE = 32 / WIDTH;
+  // an odd length, so that lanes that read a column each use a bank of their own
+  constexpr int LD = WIDTH + 1;
+  threadgroup float tile[4224];
+  const long first = (long(group) * simdgroups + simdgroup) * SHARE;
+  const int count = int(min(matrices - first, long(SHARE)));
+  if (count <= 0) {
+    return;
+  }
+  const int rows = int(n);
+  threadgroup float* a = tile + simdgroup * SHARE * WIDTH * LD;
+  for (int m = 0; m < count; ++m) {
+    load_square(A + (first + m) * n * n, n, rows, LD, thread_lane, 32, a + m * WIDTH * LD);
+  }
+  // each lane now reads a row that others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+
+  // lanes without a matrix factor zeros, and store nothing
+  const int m = min(int(thread_lane) / WIDTH, count - 1);
+  const bool owns = int(thread_lane) / WIDTH < count;
+  const ushort lane = thread_lane % WIDTH;
+  const ushort base = thread_lane - lane;
+  threadgroup float* row = a + m * WIDTH * LD + lane * LD;
+  float l[WIDTH];
+  for (int j = 0; j < WIDTH; ++j) {
+    l[j] = owns && j <= lane && lane < rows ? row[j] : 0.0f;
+  }
+  int failed = 0;
+  for (int j = 0; j < WIDTH; ++j) {
+    if (j < rows) {
+      const float pivot = simd_shuffle(l[j], ushort(base + j));
+      failed = failed == 0 && !(pivot > 0.0f) ? j + 1 : failed;
+      const float root = precise::sqrt(pivot);
+      l[j] = lane == j ? root : l[j] / root;
+      for (int k = j + 1; k < WIDTH; ++k) {
+        const float other = simd_shuffle(l[j], ushort(base + k));
+        l[k] -= l[j] * other;
+      }
+    }
+  }
+  for (int j = 0; j < WIDTH; ++j) {
+    if (owns && lane < rows && j < rows) {
+      row[j] = j <= lane ? l[j] : 0.0f;
+    }
+  }
+  // each lane now writes out what others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int m = 0; m < count; ++m) {
+    store_square(a + m * WIDTH * LD, LD, rows, n, thread_lane, 32, L + (first + m) * n * n);
+  }
+  if (owns && lane == 0) {
+    info[first + m] = failed;
+  }
+}
+
+// The block of n columns that starts at `start` of each matrix of order `order`; zeros above its
+// diagonal. L may be A.
+template <int ROWS>
+kernel void cholesky_threadgroup(
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device int* info [[buffer(2)]],
+    constant long& n [[buffer(3)]],
+    constant long& start [[buffer(4)]],
+    constant long& order [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint i [[thread_position_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]]) {
+  constexpr int LD = ROWS + 1;
+  threadgroup float tile[4160];
+  threadgroup float pivots[64];
+  const int rows = int(n);
+  const long offset = long(matrix) * order * order + start * (order + 1);
+  load_square(A + offset, order, rows, LD, i, threads, tile);
+  // each thread now reads a row that others stored
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  threadgroup float* row = tile + i * LD;
+  int failed = 0;
+  for (int j = 0; j < rows; ++j) {
+    float sum = 0.0f;
+    if (int(i) >= j && int(i) < rows) {
+      sum = row[j];
+      for (int k = 0; k < j; ++k) {
+        sum -= row[k] * tile[j * LD + k];
+      }
+      if (int(i) == j) {
+        pivots[j] = sum;
+      }
+    }
+    // the pivot is there, and row j is read
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const float pivot = pivots[j];
+    failed = failed == 0 && !(pivot > 0.0f) ? j + 1 : failed;
+    const float root = precise::sqrt(pivot);
+    if (int(i) < rows) {
+      row[j] = int(i) < j ? 0.0f : int(i) == j ? root : sum / root;
+    }
+    // column j of the next row is there
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  store_square(tile, LD, rows, order, i, threads, L + offset);
+  if (i == 0 && (start == 0 || (failed != 0 && info[matrix] == 0))) {
+    info[matrix] = failed == 0 ? 0 : int(start) + failed;
+  }
+}
+
+// Rows below the block of 64 columns at `start`: l = a L11^-T. A simdgroup takes 32 rows, a thread
+// solves one of them.
+template <int COLUMNS>
+kernel void cholesky_panel(
+    device float* L [[buffer(0)]],
+    constant long& start [[buffer(1)]],
+    constant long& order [[buffer(2)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr int LD = COLUMNS + 1;
+  threadgroup float block[4096];
+  threadgroup float tile[2080];
+  L += group.y * order * order;
+  load_square(L + start * (order + 1), order, COLUMNS, COLUMNS, lane, 32, block);
+  const long first = start + COLUMNS + 32 * long(group.x);
+  const int rows = int(min(order - first, 32L));
+  for (int e = lane; e < rows * COLUMNS; e += 32) {
+    const int i = e / COLUMNS;
+    tile[i * LD + e % COLUMNS] = L[(first + i) * order + start + e % COLUMNS];
+  }
+  // each lane now reads what others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane < rows) {
+    float x[COLUMNS];
+    for (int j = 0; j < COLUMNS; ++j) {
+      x[j] = tile[lane * LD + j];
+    }
+    solve_in_thread<COLUMNS>(block, substitute(COLUMNS, COLUMNS, true, false, false), COLUMNS, x);
+    for (int j = 0; j < COLUMNS; ++j) {
+      tile[lane * LD + j] = x[j];
+    }
+  }
+  // each lane now writes out what others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int e = lane; e < rows * COLUMNS; e += 32) {
+    const int i = e / COLUMNS;
+    L[(first + i) * order + start + e % COLUMNS] = tile[i * LD + e % COLUMNS];
+  }
+}
+
+#define INSTANTIATE(function, SIZE)                         \
+  template [[host_name(#function "_" #SIZE)]] [[kernel]] \
+  decltype(function<SIZE>) function<SIZE>;
+
+INSTANTIATE(cholesky_simdgroup, 8)
+INSTANTIATE(cholesky_simdgroup, 16)
+INSTANTIATE(cholesky_simdgroup, 32)
+INSTANTIATE(cholesky_threadgroup, 64)
+INSTANTIATE(cholesky_panel, 64)
