@@ -167,7 +167,7 @@ kernel void cholesky_panel(
   }
 }
 
-#define INSTANTIATE(function, SIZE)                         \
+#define INSTANTIATE(function, SIZE)                      \
   template [[host_name(#function "_" #SIZE)]] [[kernel]] \
   decltype(function<SIZE>) function<SIZE>;
 
