@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+// Singular value decomposition on the CPU. Small matrices are decomposed side by side, one per
+// lane; large float32 ones by the eigenvectors of their Gram matrix in float64 where their
+// condition allows it; the rest by LAPACK, after a QR factorization where they are long.
+
+#include <numeric>
+#include <string>
+#include <tuple>
+
+#include "../common/aten.h"
+#include "../common/policy.h"
+#include "bidiagonal_qr.h"
+
+namespace metalcore::cpu {
+namespace {
+
+using bidiagonal::Bidiagonal;
+using bidiagonal::Panels;
+using bidiagonal::Pending;
+using lanes::at;
+using lanes::Mask;
+using lanes::splat;
+using simd::kLanes;
+using simd::Vec;
+using torch::stable::transpose;
+
+const Knob interleaved_up_to("svd", "interleaved_up_to");
+const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to");
+const Knob lanes_worth("svd", "lanes_worth");
+const Knob gram_from("svd", "gram_from");
+
+// The info of input that is not finite, as LAPACK has it.
+constexpr int32_t kNotFinite = -4;
+
+struct Decomposed {
+  Tensor U, S, V, info;
+};
+
+// The workspace of a group of matrices, tall or square.
+template <typename T>
+struct Group {
+  int64_t m, n;
+  Panels<T> a, u, v;
+  Bidiagonal<T> b;
+  T* pending;
+
+  static int64_t scratch(int64_t m) { return bidiagonal::panels(m) * bidiagonal::kRows; }
+  static int64_t registers(int64_t m, int64_t n, int64_t columns) {
+    return scratch(m) * n + scratch(m) * columns + scratch(n) * n + 4 * n + 3 * scratch(m) +
+           Pending<T>::registers(n);
+  }
+
+  Group(int64_t m, int64_t n, int64_t columns) : m(m), n(n) {
+    T* next = lanes::workspace<T>(registers(m, n, columns) * kLanes<T>);
+    const auto take = [&](int64_t count) {
+      T* taken = next;
+      next += count * kLanes<T>;
+      return taken;
+    };
+    a = {take(scratch(m) * n), m, n};
+    u = {take(scratch(m) * columns), m, columns};
+    v = {take(scratch(n) * n), n, n};
+    for (T** x : {&b.d, &b.e, &b.tauq, &b.taup}) *x = take(n);
+    for (T** x : {&b.column, &b.row, &b.product}) *x = take(scratch(m));
+    pending = take(Pending<T>::registers(n));
+  }
+};
+
+// 2^k just below the largest entry of each lane. Lanes with entries that are not finite become
+// zero and are reported in `broken`.
+template <typename T>
+Vec<T> scale_to_one(T* x, int64_t elements, Mask<T>& broken) {
+  Vec<T> largest = {}, sum = {};
+  for (int64_t i = 0; i < elements; ++i) {
+    largest = lanes::max(largest, lanes::abs(at(x, i)));
+    sum += at(x, i) * 0;
+  }
+  broken = !(sum == 0);
+  const Mask<T> infinite = simd::bits_as<Mask<T>>(splat(std::numeric_limits<T>::infinity()));
+  const Vec<T> power = lanes::max(simd::bits_as<Vec<T>>(simd::bits_as<Mask<T>>(largest) & infinite),
+                                  splat(std::numeric_limits<T>::min()));
+  const Vec<T> inverse = broken ? Vec<T>{} : splat<T>(1) / power;
+  for (int64_t i = 0; i < elements; ++i) at(x, i) = broken ? Vec<T>{} : at(x, i) * inverse;
+  return largest == 0 ? splat<T>(1) : power;
+}
+
+// Decomposes what stands in g.u as rows of n values. Returns info.
+template <typename T>
+Mask<T> decompose(Group<T>& g, bool vectors) {
+  const int64_t m = g.m, n = g.n;
+  Mask<T> broken;
+  const Vec<T> power = scale_to_one(g.u.w, m * n, broken);
+  std::memset(g.a.w, 0, g.a.registers() * sizeof(Vec<T>));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) g.a(i, j) = at(g.u.w, i * n + j);
+  }
+  bidiagonal::reduce(g.a, g.b);
+  Mask<T> failed;
+  if (vectors) {
+    bidiagonal::form_q(g.a, g.b, g.u);
+    bidiagonal::form_p(g.a, g.b, g.v);
+    Pending<T> pending(g.pending, n, g.u, g.v);
+    failed = bidiagonal::diagonalize<true>(g.b.d, g.b.e, n, &pending);
+  } else {
+    failed = bidiagonal::diagonalize<false, T>(g.b.d, g.b.e, n, nullptr);
+  }
+  const Vec<T> bad = splat(std::numeric_limits<T>::quiet_NaN());
+  for (int64_t j = 0; j < n; ++j) {
+    const Mask<T> negative = at(g.b.d, j) < 0;
+    at(g.b.d, j) = broken ? bad : lanes::abs(at(g.b.d, j)) * power;
+    if (!vectors || !lanes::any(negative | broken)) continue;
+    for (int64_t i = 0; i < n; ++i) g.v(i, j) = broken ? bad : negative ? -g.v(i, j) : g.v(i, j);
+  }
+  if (vectors && lanes::any(broken)) {
+    for (int64_t i = 0; i < g.u.registers(); ++i) at(g.u.w, i) = broken ? bad : at(g.u.w, i);
+  }
+  return broken ? Mask<T>{} + kNotFinite : failed & 1;
+}
+
+// The columns of x in the order of each lane, into `count` row-major matrices.
+template <typename T>
+void write_columns(const Panels<T>& x, const int32_t* order, int64_t n, int64_t count, T* row,
+                   T* values, T* out) {
+  const int64_t columns = x.columns;
+  for (int64_t i = 0; i < x.rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) at(row, j) = x(i, j);
+    lanes::unpack(row, columns, columns, count, values);
+    for (int64_t l = 0; l < count; ++l) {
+      T* to = out + (l * x.rows + i) * columns;
+      const T* from = values + l * columns;
+      for (int64_t j = 0; j < n; ++j) to[j] = from[order[l * n + j]];
+      for (int64_t j = n; j < columns; ++j) to[j] = from[j];
+    }
+  }
+}
+
+template <typename T>
+void svd_interleaved(const Tensor& A, bool vectors, const Decomposed& out) {
+  const int64_t m = A.size(-2), n = A.size(-1), batch = out.info.numel();
+  const int64_t columns = vectors ? out.U.size(-1) : n;
+  lanes::for_each_group<T>(batch, 16 * m * n * n, [&](int64_t first, int64_t count) {
+    Group<T> g(m, n, columns);
+    lanes::pack(data<T>(A) + first * m * n, m * n, m * n, count, g.u.w);
+    const Mask<T> info = decompose(g, vectors);
+    std::vector<int32_t> order(count * n);
+    T* s = mutable_data<T>(out.S) + first * n;
+    for (int64_t l = 0; l < count; ++l) {
+      int32_t* mine = order.data() + l * n;
+      const auto value = [&](int64_t j) { return at(g.b.d, j)[l]; };
+      std::iota(mine, mine + n, 0);
+      std::stable_sort(mine, mine + n, [&](int32_t i, int32_t j) { return value(i) > value(j); });
+      for (int64_t j = 0; j < n; ++j) s[l * n + j] = value(mine[j]);
+      mutable_data<int32_t>(out.info)[first + l] = int32_t(info[l]);
+    }
+    if (!vectors) return;
+    // the input is used up: its place holds rows on their way out
+    T *row = g.a.w, *values = g.b.column;
+    write_columns(g.u, order.data(), n, count, row, values,
+                  mutable_data<T>(out.U) + first * m * columns);
+    write_columns(g.v, order.data(), n, count, row, values, mutable_data<T>(out.V) + first * n * n);
+  });
+}
+
+// A = (A V / S) S V^T with A^T A = V S^2 V^T in float64, for one tall matrix. U is orthogonal to
+// about condition^2 * 1e-16, so there is a limit to it: false is for other ways. The factor of A^T
+// A shows most of these before the eigenvectors are paid for.
+bool svd_gram(const Tensor& A, bool vectors, Decomposed& out) {
+  constexpr double kLargestCondition = 1e5;
+  const Tensor wide = to_dtype(A, ScalarType::Double);
+  const Tensor gram = aten<1>("aten::mm", "", transpose(wide, 0, 1), wide)[0];
+  const auto [factor, info] = aten<2>("aten::linalg_cholesky_ex", "", gram, false, false);
+  if (*data<int32_t>(info) != 0) return false;
+  const Tensor diagonal =
+      dense(aten<1>("aten::diagonal", "", factor, int64_t(0), int64_t(0), int64_t(1))[0]);
+  const double* r = data<double>(diagonal);
+  const auto [least, most] = std::minmax_element(r, r + A.size(1));
+  if (!(*least * kLargestCondition > *most)) return false;
+
+  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), vectors);
+  const double* ascending = data<double>(values);
+  if (!(ascending[0] * kLargestCondition * kLargestCondition > ascending[A.size(1) - 1])) {
+    return false;
+  }
+  const auto flip = [](const Tensor& x) {
+    return aten<1>("aten::flip", "", x, std::vector<int64_t>{-1})[0];
+  };
+  const Tensor S = aten<1>("aten::sqrt", "", flip(values))[0];
+  out.S = to_dtype(S, A.scalar_type());
+  if (!vectors) return true;
+  const Tensor V = flip(basis);
+  const Tensor scaled = aten<1>("aten::div", "Tensor", V, S)[0];
+  out.U = dense(to_dtype(aten<1>("aten::mm", "", wide, scaled)[0], A.scalar_type()));
+  out.V = dense(to_dtype(V, A.scalar_type()));
+  return true;
+}
+
+template <typename T>
+bool all_finite(const T* x, int64_t count) {
+  T sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += x[i] * 0;
+  return sum == 0;
+}
+
+// Matrices with entries that are not finite become zero, get their info and later NaN: LAPACK would
+// stop for all of the batch.
+template <typename T>
+Tensor set_broken_aside(const Tensor& A, const Tensor& info) {
+  const int64_t size = A.size(-2) * A.size(-1), batch = info.numel();
+  Tensor clean = A;
+  for (int64_t b = 0; b < batch; ++b) {
+    if (all_finite(data<T>(A) + b * size, size)) continue;
+    mutable_data<int32_t>(info)[b] = kNotFinite;
+    if (clean.const_data_ptr() == A.const_data_ptr()) clean = torch::stable::clone(A);
+    std::fill_n(mutable_data<T>(clean) + b * size, size, T(0));
+  }
+  return clean;
+}
+
+template <typename T>
+void fill_broken(const Tensor& info, Tensor& x) {
+  const int64_t batch = info.numel();
+  if (x.numel() == 0) return;
+  const int64_t size = x.numel() / batch;
+  for (int64_t b = 0; b < batch; ++b) {
+    if (data<int32_t>(info)[b] == 0) continue;
+    std::fill_n(mutable_data<T>(x) + b * size, size, std::numeric_limits<T>::quiet_NaN());
+  }
+}
+
+template <typename T>
+void svd_lapack(const Tensor& A, bool full, bool vectors, Decomposed& out) {
+  torch::stable::zero_(out.info);
+  const Tensor clean = set_broken_aside<T>(A, out.info);
+  const auto [U, S, Vh] =
+      aten<3>("aten::_linalg_svd", "", clean, full, vectors, std::optional<std::string>());
+  out.S = dense(S);
+  fill_broken<T>(out.info, out.S);
+  if (!vectors) return;
+  out.U = dense(U), out.V = dense(transpose(Vh, -2, -1));
+  fill_broken<T>(out.info, out.U);
+  fill_broken<T>(out.info, out.V);
+}
+
+// Whether lanes are ahead of LAPACK: a group takes as long as it takes with one matrix in it.
+bool side_by_side(int64_t m, int64_t n, int64_t batch, int64_t lanes) {
+  // long ones are for LAPACK, which makes them square first, and so are those past the caches
+  if (m > std::max<int64_t>(2 * n, 256) || m * n > interleaved_up_to * interleaved_up_to) {
+    return false;
+  }
+  const int64_t groups = (batch + lanes - 1) / lanes;
+  return n <= interleaved_alone_up_to || batch * lanes_worth > groups * (n * lanes / 8 + lanes_worth);
+}
+
+template <typename T>
+Decomposed decompose_tall(const Tensor& A, bool full, bool vectors) {
+  const int64_t m = A.size(-2), n = A.size(-1), dim = A.dim();
+  std::vector<int64_t> sizes(A.sizes().begin(), A.sizes().end());
+  const int64_t batch =
+      std::accumulate(sizes.begin(), sizes.end() - 2, int64_t(1), std::multiplies<>());
+  Decomposed out;
+  out.info = cpu::empty(sizes.data(), dim - 2, ScalarType::Int);
+  if (n > 0 && batch > 0 && side_by_side(m, n, batch, kLanes<T>)) {
+    metalcore_variant = "interleaved";
+    const auto make = [&](int64_t rows, int64_t columns) {
+      sizes[dim - 2] = rows, sizes[dim - 1] = columns;
+      return cpu::empty(sizes.data(), dim, A.scalar_type());
+    };
+    if (vectors) out.U = make(m, full ? m : n), out.V = make(n, n);
+    sizes[dim - 2] = n;
+    out.S = cpu::empty(sizes.data(), dim - 1, A.scalar_type());
+    svd_interleaved<T>(A, vectors, out);
+    return out;
+  }
+  if (sizeof(T) == 4 && !full && dim == 2 && n >= gram_from && svd_gram(A, vectors, out)) {
+    metalcore_variant = "gram";
+    torch::stable::zero_(out.info);
+    return out;
+  }
+  metalcore_variant = "lapack";
+  svd_lapack<T>(A, full, vectors, out);
+  return out;
+}
+
+Decomposed decompose(const Tensor& A_in, bool full, bool vectors) {
+  const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
+  const bool wide = A_in.size(-2) < A_in.size(-1);
+  const Tensor A = dense(to_dtype(wide ? transpose(A_in, -2, -1) : A_in, dtype));
+  Decomposed out = dtype == ScalarType::Double ? decompose_tall<double>(A, full, vectors)
+                                               : decompose_tall<float>(A, full, vectors);
+  out.S = to_dtype(out.S, A_in.scalar_type());
+  if (!vectors) return out;
+  out.U = to_dtype(out.U, A_in.scalar_type());
+  out.V = to_dtype(out.V, A_in.scalar_type());
+  if (wide) std::swap(out.U, out.V);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> svd(const Tensor& A, bool full_matrices) {
+  Decomposed out = decompose(A, full_matrices, true);
+  return {out.U, out.S, out.V, out.info};
+}
+
+std::tuple<Tensor, Tensor> svdvals(const Tensor& A) {
+  Decomposed out = decompose(A, false, false);
+  return {out.S, out.info};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+  m.impl("svd", TORCH_BOX(&svd));
+  m.impl("svdvals", TORCH_BOX(&svdvals));
+}
+
+}  // namespace metalcore::cpu

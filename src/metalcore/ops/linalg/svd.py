@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Singular value decomposition: A = U diag(S) V^T, S descending."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore._check import LinAlgError, expect_factored, expect_float, expect_matrix, explain
+from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._policy import policy
+
+_WAY_OUT = "Look for NaN and inf in A."
+_NOT_FINITE = -4  # the info of LAPACK
+
+_forward = Op(
+    "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
+    batched=True,
+)
+_values = Op("svdvals(Tensor A) -> (Tensor S, Tensor info)", batched=True)
+
+
+def svd(
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, check: bool = True
+) -> tuple[Tensor | None, ...]:
+    """Singular value decomposition of each matrix of a batch: A = U diag(S) V^T.
+
+    U and V have orthonormal columns, whatever the rank of A. Their gradient is that of torch: it
+    needs singular values that differ, and ignores the columns that `full_matrices` adds.
+
+    Args:
+        A: [..., M, N].
+        full_matrices: return all M columns of U and all N of V, not only the first min(M, N).
+        compute_uv: without it U and V are None, and nothing is spent on them.
+        check: raise for input that is not finite. Without it nothing waits for the result.
+
+    Returns:
+        U [..., M, K], S [..., K] descending, V [..., N, K] (not its transpose), K = min(M, N); with
+        `check=False` also info [...] (int32): 0, or not for matrices whose results are NaN.
+
+    Example:
+        >>> U, S, V = metalcore.svd(A)
+        >>> A = U * S[..., None, :] @ V.mT
+    """
+    if not compute_uv:
+        S = svdvals(A, check=check)
+        return (None, S, None) if check else (None, S[0], None, S[1])
+    if check and unwatched() and _torch_is_ahead(A):
+        return _call_torch(A, full_matrices)
+    expect_float("svd", A=A)
+    expect_matrix("svd", "A", A)
+    U, S, V, info = _forward(A, full_matrices)
+    if not check:
+        return U, S, V, info
+    expect_factored("svd", info, "linalg.svd", _WAY_OUT)
+    return U, S, V
+
+
+def svdvals(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+    """Singular values of each matrix of a batch.
+
+    Args:
+        A: [..., M, N].
+        check: raise for input that is not finite. Without it nothing waits for the result.
+
+    Returns:
+        S [..., min(M, N)], descending; with `check=False` also info, as `svd` returns it.
+
+    Example:
+        >>> S = metalcore.svdvals(A)
+    """
+    expect_float("svdvals", A=A)
+    expect_matrix("svdvals", "A", A)
+    if torch.is_grad_enabled() and A.requires_grad:
+        # the gradient needs the vectors
+        _, S, _, info = _forward(A, False)
+    elif check and unwatched() and _torch_is_ahead(A):
+        return _call_torch_for_values(A)
+    else:
+        S, info = _values(A)
+    if not check:
+        return S, info
+    expect_factored("svdvals", info, "linalg.svd", _WAY_OUT)
+    return S  # type: ignore[no-any-return]
+
+
+def _torch_is_ahead(A: Tensor) -> bool:
+    """For single matrices that are neither tiny nor large enough for what the kernel knows."""
+    if A.dim() != 2 or A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
+        return False
+    n, knobs = min(A.shape), policy("svd", "cpu")
+    return n > knobs["interleaved_alone_up_to"] and (  # type: ignore[no-any-return]
+        A.dtype == torch.float64 or n < knobs["gram_from"]
+    )
+
+
+def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's svd. It is up to twice as fast for long matrices as for wide ones."""
+    wide = A.shape[-2] < A.shape[-1]
+    try:
+        U, S, Vh = torch.linalg.svd(A.mT if wide else A, full_matrices=full_matrices)
+    except LinAlgError as error:
+        explain("svd", error, _WAY_OUT)
+    _expect_finite("svd", S)
+    return (Vh.mT, S, U) if wide else (U, S, Vh.mT)
+
+
+def _call_torch_for_values(A: Tensor) -> Tensor:
+    try:
+        S: Tensor = torch.linalg.svdvals(A.mT if A.shape[-2] < A.shape[-1] else A)
+    except LinAlgError as error:
+        explain("svdvals", error, _WAY_OUT)
+    _expect_finite("svdvals", S)
+    return S
+
+
+def _expect_finite(op: str, S: Tensor) -> None:
+    """torch raises for NaN in A, and returns it for inf."""
+    if not math.isfinite(S[0].item()):
+        expect_factored(op, S.new_full((), _NOT_FINITE, dtype=torch.int32), "linalg.svd", _WAY_OUT)
+
+
+@_forward.reference
+def _(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    U, S, Vh = torch.linalg.svd(accumulate(A), full_matrices=full_matrices)
+    info = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
+    return tuple(x.to(A.dtype).contiguous() for x in (U, S, Vh.mT)) + (info,)  # type: ignore[return-value]
+
+
+@_values.reference
+def _(A: Tensor) -> tuple[Tensor, Tensor]:
+    S = torch.linalg.svdvals(accumulate(A))
+    return S.to(A.dtype), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((torch.randn(5, 9, 6).to(dtype), False), reduces_over=9)
+
+
+@_values.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((torch.randn(5, 9, 6).to(dtype),), reduces_over=9)
+
+
+@_forward.determines
+def _(U: Tensor, S: Tensor, V: Tensor, info: Tensor) -> tuple[Tensor, ...]:
+    """The product, the values, and that the vectors are orthonormal."""
+    U, S, V = (accumulate(x) for x in (U, S, V))
+    k = S.shape[-1]
+    return (U[..., :k] * S[..., None, :]) @ V[..., :k].mT, S, U.mT @ U, V.mT @ V, info
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[:3])
+
+
+@_forward.gradient(save=_save)
+def _(ctx: Any, dU: Tensor, dS: Tensor, dV: Tensor, _info: Any) -> Any:
+    U, S, V, dU, dS, dV = (accumulate(x) for x in (*ctx.saved_tensors, dU, dS, dV))
+    k = S.shape[-1]
+    # columns past k are any basis of what is left: nothing may depend on them
+    U, V, dU, dV = (x[..., :k] for x in (U, V, dU, dV))
+    row, column = S[..., None, :], S[..., :, None]
+    gaps = (row - column) * (row + column)
+    gaps = gaps + torch.eye(k, dtype=S.dtype, device=S.device)
+    UdU, VdV = U.mT @ dU, V.mT @ dV
+    inner = (UdU - UdU.mT) / gaps * row + column * ((VdV - VdV.mT) / gaps)
+    dA = U @ (inner + torch.diag_embed(dS)) @ V.mT
+    # what moves the space of the columns itself
+    if U.shape[-2] > k:
+        dA = dA + (dU - U @ UdU) / row @ V.mT
+    if V.shape[-2] > k:
+        dA = dA + U / row @ (dV - V @ VdV).mT
+    return dA.to(ctx.saved_tensors[1].dtype), None
+
+
+def _save_values(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+@_values.gradient(save=_save_values)
+def _(ctx: Any, dS: Tensor, _info: Any) -> Any:
+    (A,) = ctx.saved_tensors
+    U, _, V, _ = _forward(A, False)
+    return ((accumulate(U) * accumulate(dS)[..., None, :]) @ accumulate(V).mT).to(A.dtype)
