@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: MIT
+// A = U diag(S) V^T by one-sided Jacobi: rotations make the columns of A orthogonal, A V = U diag(S).
+// Matrices are worked on as tall ones, M x K with M >= K, and scaled by a power of two, so that
+// squares neither overflow nor matter where they underflow. Columns that end up as nothing are
+// replaced by any that complete U.
+//
+// svd_simdgroup: M <= N, N = 8, 16 or 32. A lane per column, 32 / N matrices per simdgroup.
+// Larger: columns stand as rows of Z = [X | V^T] in blocks of half a pair. svd_begin fills Z; torch
+// multiplies the Gram matrix of each pair of blocks, svd_pair finds the rotations that make it more
+// diagonal, and torch applies them; svd_complete fills in columns of U.
+
+#include "jacobi.h"
+#include "reduce.h"
+
+// Norms of columns relative to the largest entry of A that count as nothing.
+constant float kNothing = 1e-15f;
+constant float kNothingSquared = 1e-30f;
+constant long kNotFinite = -4;
+
+// 2^k at or just below `largest`.
+inline float power_of_two(float largest) {
+  return max(as_type<float>(as_type<uint>(largest) & 0x7f800000u), 1.17549435e-38f);
+}
+
+template <int N>
+inline float lanes_sum(float x) {
+  for (ushort step = 1; step < N; step *= 2) {
+    x += simd_shuffle_xor(x, step);
+  }
+  return x;
+}
+
+template <int N>
+inline float lanes_max(float x) {
+  for (ushort step = 1; step < N; step *= 2) {
+    x = max(x, simd_shuffle_xor(x, step));
+  }
+  return x;
+}
+
+// Column `lane` of U gets a unit vector orthogonal to the columns that are `there`: the unit row
+// that these leave most of, less what they hold of it, twice.
+template <int N>
+inline void complete_column(thread float* x, bool there, bool missing, uint lane, uint source,
+                            long rows) {
+  float least = INFINITY;
+  int best = 0;
+  for (int i = 0; i < N; ++i) {
+    const float held = lanes_sum<N>(there ? x[i] * x[i] : 0.0f);
+    if (i < rows && held < least) {
+      least = held;
+      best = i;
+    }
+  }
+  const bool mine = missing && lane == source;
+  for (int i = 0; i < N; ++i) {
+    x[i] = mine ? (i == best ? 1.0f : 0.0f) : x[i];
+  }
+  for (int round = 0; round < 2; ++round) {
+    float dot = 0.0f;
+    for (int i = 0; i < N; ++i) {
+      dot += x[i] * simd_shuffle(x[i], source);
+    }
+    dot = there ? dot : 0.0f;
+    float norm = 0.0f;
+    for (int i = 0; i < N; ++i) {
+      const float held = lanes_sum<N>(dot * x[i]);
+      x[i] = mine ? x[i] - held : x[i];
+      norm += x[i] * x[i];
+    }
+    const float inverse = 1.0f / precise::sqrt(norm);
+    for (int i = 0; i < N; ++i) {
+      x[i] = mine ? x[i] * inverse : x[i];
+    }
+  }
+}
+
+// One sweep over all pairs of columns: lanes that differ by each mask in turn. Returns the largest
+// cosine of an angle that was not right.
+template <int N>
+inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, float tolerance) {
+  float worst = 0.0f;
+  for (ushort mask = 1; mask < N; ++mask) {
+    float own = 0.0f;
+    float both = 0.0f;
+    for (int i = 0; i < N; ++i) {
+      own += x[i] * x[i];
+      both += x[i] * simd_shuffle_xor(x[i], mask);
+    }
+    const float other = simd_shuffle_xor(own, mask);
+    const bool first = lane < (lane ^ mask);
+    rotation r = {1.0f, 0.0f, 0.0f};
+    if (min(own, other) > kNothingSquared) {
+      const float cosine = abs(both) / (precise::sqrt(own) * precise::sqrt(other));
+      if (cosine > tolerance) {
+        worst = max(worst, cosine);
+        r = jacobi_rotation(first ? own : other, first ? other : own, both);
+      }
+    }
+    const float s = first ? -r.s : r.s;
+    for (int i = 0; i < N; ++i) {
+      x[i] = r.c * x[i] + s * simd_shuffle_xor(x[i], mask);
+    }
+    if (vectors) {
+      for (int i = 0; i < N; ++i) {
+        v[i] = r.c * v[i] + s * simd_shuffle_xor(v[i], mask);
+      }
+    }
+  }
+  return worst;
+}
+
+// Matrices are rows x columns; U has u_columns. They pass through `stage`, so that memory is read
+// and written in order.
+template <int N>
+kernel void svd_simdgroup(
+    device const float* A [[buffer(0)]],
+    device float* U [[buffer(1)]],
+    device float* S [[buffer(2)]],
+    device float* V [[buffer(3)]],
+    device int* info [[buffer(4)]],
+    constant long& batch [[buffer(5)]],
+    constant long& rows [[buffer(6)]],
+    constant long& columns [[buffer(7)]],
+    constant long& tall_columns [[buffer(8)]],
+    constant long& vectors [[buffer(9)]],
+    constant long& sweeps [[buffer(10)]],
+    constant float& tolerance [[buffer(11)]],
+    uint thread_index [[thread_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simd_lane [[thread_index_in_simdgroup]]) {
+  constexpr int PER = 32 / N;
+  threadgroup float stages[4][32 * N];
+  threadgroup float* stage = stages[simdgroup];
+  const long first = thread_index / 32 * PER;
+  const long count = clamp(batch - first, 0l, long(PER));
+  const long size = rows * columns;
+  const bool wide = rows < columns;
+  const long M = max(rows, columns);
+  const long K = min(rows, columns);
+  const uint lane = simd_lane % N;
+  const uint base = simd_lane - lane;
+  const long mine = simd_lane / N;
+
+  for (long i = simd_lane; i < count * size; i += 32) {
+    stage[i] = A[first * size + i];
+  }
+  // stage is read by other lanes
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  float x[N];
+  float v[N];
+  float largest = 0.0f;
+  float zero = 0.0f;
+  for (int i = 0; i < N; ++i) {
+    const bool inside = mine < count && lane < K && i < M;
+    const long at = mine * size + (wide ? lane * columns + i : i * columns + lane);
+    x[i] = inside ? stage[at] : 0.0f;
+    v[i] = i == int(lane) ? 1.0f : 0.0f;
+    largest = max(largest, abs(x[i]));
+    zero += x[i] * 0.0f;
+  }
+  const bool finite = lanes_sum<N>(zero) == 0.0f;
+  const float power = finite ? power_of_two(lanes_max<N>(largest)) : 1.0f;
+  for (int i = 0; i < N; ++i) {
+    x[i] = finite ? x[i] / power : 0.0f;
+  }
+
+  float worst = 1.0f;
+  for (long k = 0; k < sweeps && simd_any(worst > 0.0f); ++k) {
+    worst = sweep<N>(x, v, vectors != 0, lane, tolerance);
+  }
+
+  float norm = 0.0f;
+  for (int i = 0; i < N; ++i) {
+    norm += x[i] * x[i];
+  }
+  norm = precise::sqrt(norm);
+  const float key = lane < K ? norm : -1.0f;
+  uint place = 0;
+  for (ushort mask = 1; mask < N; ++mask) {
+    const float other = simd_shuffle_xor(key, mask);
+    place += other > key || (other == key && (lane ^ mask) < lane) ? 1 : 0;
+  }
+  const float nan = as_type<float>(0x7fc00000u);
+  if (mine < count && lane < K) {
+    S[(first + mine) * K + place] = finite ? norm * power : nan;
+  }
+  const bool failed = lanes_max<N>(worst) > 64.0f * tolerance;
+  if (mine < count && lane == 0) {
+    info[first + mine] = finite ? (failed ? 1 : 0) : kNotFinite;
+  }
+  if (vectors == 0) {
+    return;
+  }
+
+  bool there = norm > kNothing;
+  for (int i = 0; i < N; ++i) {
+    x[i] = there ? x[i] / norm : 0.0f;
+  }
+  for (uint j = 0; j < N; ++j) {
+    const bool missing = lane < tall_columns && !there;
+    if (simd_any(missing && lane == j)) {
+      const bool lacks = simd_shuffle(missing ? 1 : 0, base + j) != 0;
+      complete_column<N>(x, there, lacks, simd_lane, base + j, M);
+      there = there || (missing && lane == j);
+    }
+  }
+
+  device float* tall = wide ? V : U;
+  device float* square = wide ? U : V;
+  const long tall_size = M * tall_columns;
+  // every lane has read stage
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < N; ++i) {
+    if (mine < count && lane < tall_columns && i < M) {
+      stage[mine * tall_size + i * tall_columns + place] = finite ? x[i] : nan;
+    }
+  }
+  // stage is read by other lanes
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (long i = simd_lane; i < count * tall_size; i += 32) {
+    tall[first * tall_size + i] = stage[i];
+  }
+  // every lane has read stage
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < N; ++i) {
+    if (mine < count && lane < K && i < K) {
+      stage[(mine * K + i) * K + place] = finite ? v[i] : nan;
+    }
+  }
+  // stage is read by other lanes
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (long i = simd_lane; i < count * K * K; i += 32) {
+    square[first * K * K + i] = stage[i];
+  }
+}
+
+inline float threadgroup_max(float value, threadgroup float* scratch, uint lane, uint lanes) {
+  value = simd_max(value);
+  if (lane % 32 == 0) {
+    scratch[lane / 32] = value;
+  }
+  // every simdgroup's value is in scratch, and what it wrote to device memory before is there
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  return simd_max(lane % 32 < lanes / 32 ? scratch[lane % 32] : -INFINITY);
+}
+
+// Scales the first `length` values of the `rows` rows of each Z, `stride` apart. One threadgroup per
+// matrix.
+template <typename T>
+kernel void svd_begin(
+    device float* Z [[buffer(0)]],
+    device float* powers [[buffer(1)]],
+    device int* info [[buffer(2)]],
+    constant long& rows [[buffer(3)]],
+    constant long& length [[buffer(4)]],
+    constant long& stride [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  Z += matrix * rows * stride;
+  float largest = 0.0f;
+  for (long j = 0; j < rows; ++j) {
+    for (long i = lane; i < length; i += lanes) {
+      const float x = abs(Z[j * stride + i]);
+      largest = x < INFINITY ? max(largest, x) : INFINITY;
+    }
+  }
+  largest = threadgroup_max(largest, scratch, lane, lanes);
+  const bool finite = largest < INFINITY;
+  const float power = finite ? power_of_two(largest) : 1.0f;
+  for (long j = 0; j < rows; ++j) {
+    for (long i = lane; i < length; i += lanes) {
+      Z[j * stride + i] = finite ? Z[j * stride + i] / power : 0.0f;
+    }
+  }
+  if (lane == 0) {
+    powers[matrix] = power;
+    info[matrix] = finite ? 0 : kNotFinite;
+  }
+}
+
+// The cosine between two columns by their Gram matrix; 0 where one of them is nothing.
+inline float cosine(float pp, float qq, float pq) {
+  return min(pp, qq) > kNothingSquared ? abs(pq) / (precise::sqrt(pp) * precise::sqrt(qq)) : 0.0f;
+}
+
+// turns = rotations that make the Gram matrices [size, size] of pairs of blocks more diagonal, as
+// rows of new columns; worst = the largest cosine that each began with. One threadgroup per pair.
+template <typename T>
+kernel void svd_pair(
+    device const float* gram [[buffer(0)]],
+    device float* turns [[buffer(1)]],
+    device float* worst [[buffer(2)]],
+    constant long& size [[buffer(3)]],
+    constant long& sweeps [[buffer(4)]],
+    constant float& tolerance [[buffer(5)]],
+    uint pair [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  constexpr int MOST = 48;
+  threadgroup float G[MOST * MOST];
+  threadgroup float W[MOST * MOST];
+  threadgroup rotation rotations[MOST / 2];
+  threadgroup float scratch[32];
+  const uint n = uint(size);
+  gram += pair * n * n;
+  turns += pair * n * n;
+  for (uint i = lane; i < n * n; i += lanes) {
+    G[i] = gram[i];
+    W[i] = i / n == i % n ? 1.0f : 0.0f;
+  }
+  // G is whole
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float largest = 0.0f;
+  for (uint i = lane; i < n * n; i += lanes) {
+    const uint p = i / n;
+    const uint q = i % n;
+    largest = max(largest, p < q ? cosine(G[p * n + p], G[q * n + q], G[i]) : 0.0f);
+  }
+  largest = threadgroup_max(largest, scratch, lane, lanes);
+  if (lane == 0) {
+    worst[pair] = largest;
+  }
+
+  const uint rounds = largest > tolerance ? uint(sweeps) * (n - 1) : 0;
+  for (uint round = 0; round < rounds; ++round) {
+    for (uint k = lane; k < n / 2; k += lanes) {
+      const uint2 at = round_robin_pair(k, round % (n - 1), n);
+      const float pp = G[at.x * n + at.x];
+      const float qq = G[at.y * n + at.y];
+      const float pq = G[at.x * n + at.y];
+      rotation r = {1.0f, 0.0f, 0.0f};
+      if (cosine(pp, qq, pq) > tolerance) {
+        r = jacobi_rotation(pp, qq, pq);
+      }
+      rotations[k] = r;
+    }
+    // every rotation of the round is known, and G no longer read for them
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint b = lane; b < n / 2 * (n / 2); b += lanes) {
+      const uint k = b / (n / 2);
+      const uint l = b % (n / 2);
+      const uint2 row = round_robin_pair(k, round % (n - 1), n) * n;
+      const uint2 column = round_robin_pair(l, round % (n - 1), n);
+      const rotation left = rotations[k];
+      const rotation right = rotations[l];
+      const float a = G[row.x + column.x];
+      const float b01 = G[row.x + column.y];
+      const float b10 = G[row.y + column.x];
+      const float d = G[row.y + column.y];
+      const float px = left.c * a - left.s * b10;
+      const float py = left.c * b01 - left.s * d;
+      const float qx = left.s * a + left.c * b10;
+      const float qy = left.s * b01 + left.c * d;
+      G[row.x + column.x] = right.c * px - right.s * py;
+      G[row.x + column.y] = right.s * px + right.c * py;
+      G[row.y + column.x] = right.c * qx - right.s * qy;
+      G[row.y + column.y] = right.s * qx + right.c * qy;
+    }
+    for (uint i = lane; i < n / 2 * n; i += lanes) {
+      const uint2 row = round_robin_pair(i / n, round % (n - 1), n) * n + i % n;
+      const rotation r = rotations[i / n];
+      const float p = W[row.x];
+      const float q = W[row.y];
+      W[row.x] = r.c * p - r.s * q;
+      W[row.y] = r.s * p + r.c * q;
+    }
+    // the next round reads other pairs of G, and the last one all of W
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (uint i = lane; i < n * n; i += lanes) {
+    turns[i] = W[i];
+  }
+}
+
+// The columns of U [rows, columns] after the first `known` ones whose norms are more than nothing:
+// the unit row that the columns before leave most of, less what they hold of it, twice. A row of Ut
+// is a column of U; `held` is scratch for `columns` values. One threadgroup per matrix.
+template <typename T>
+kernel void svd_complete(
+    device float* Ut [[buffer(0)]],
+    device const float* norms [[buffer(1)]],
+    device float* held [[buffer(2)]],
+    constant long& rows [[buffer(3)]],
+    constant long& columns [[buffer(4)]],
+    constant long& known [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float scratch[3][32];
+  Ut += matrix * rows * columns;
+  norms += matrix * known;
+  held += matrix * columns;
+  long done = 0;
+  while (done < known && norms[done] > kNothing) {
+    ++done;
+  }
+  for (long j = done; j < columns; ++j) {
+    float most = -INFINITY;
+    float best = 0.0f;
+    for (long i = lane; i < rows; i += lanes) {
+      float left = 1.0f;
+      for (long k = 0; k < j; ++k) {
+        left -= Ut[k * rows + i] * Ut[k * rows + i];
+      }
+      best = left > most ? float(i) : best;
+      most = max(most, left);
+    }
+    const float winner = threadgroup_max(most, scratch[0], lane, lanes);
+    const long row = long(threadgroup_max(most == winner ? best : 0.0f, scratch[1], lane, lanes));
+    for (long i = lane; i < rows; i += lanes) {
+      float z = i == row ? 1.0f : 0.0f;
+      for (long k = 0; k < j; ++k) {
+        z -= Ut[k * rows + row] * Ut[k * rows + i];
+      }
+      Ut[j * rows + i] = z;
+    }
+    // the new row is read whole
+    threadgroup_barrier(mem_flags::mem_device);
+    for (long k = lane / 32; k < j; k += lanes / 32) {
+      float dot = 0.0f;
+      for (long i = lane % 32; i < rows; i += 32) {
+        dot += Ut[k * rows + i] * Ut[j * rows + i];
+      }
+      dot = simd_sum(dot);
+      if (lane % 32 == 0) {
+        held[k] = dot;
+      }
+    }
+    // every thread needs all of held
+    threadgroup_barrier(mem_flags::mem_device);
+    float norm = 0.0f;
+    for (long i = lane; i < rows; i += lanes) {
+      float z = Ut[j * rows + i];
+      for (long k = 0; k < j; ++k) {
+        z -= held[k] * Ut[k * rows + i];
+      }
+      Ut[j * rows + i] = z;
+      norm += z * z;
+    }
+    norm = precise::sqrt(threadgroup_sum(norm, scratch[2], lane, lanes));
+    for (long i = lane; i < rows; i += lanes) {
+      Ut[j * rows + i] /= norm;
+    }
+  }
+}
+
+#define INSTANTIATE(N)                                                 \
+  template [[host_name("svd_simdgroup_" #N)]] [[kernel]] decltype(     \
+      svd_simdgroup<N>) svd_simdgroup<N>;
+
+#define INSTANTIATE_FLOAT(function) \
+  template [[host_name(#function "_float")]] [[kernel]] decltype(function<float>) function<float>;
+
+INSTANTIATE_FLOAT(svd_begin)
+INSTANTIATE_FLOAT(svd_pair)
+INSTANTIATE_FLOAT(svd_complete)
+INSTANTIATE(8)
+INSTANTIATE(16)
+INSTANTIATE(32)
