@@ -18,6 +18,7 @@ from metalcore.ops.linalg.householder import apply_householder, householder_vect
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.linalg.svd import svd, svdvals
+from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.geglu import geglu

@@ -28,6 +28,7 @@ const Knob interleaved_up_to("svd", "interleaved_up_to");
 const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to");
 const Knob lanes_worth("svd", "lanes_worth");
 const Knob gram_from("svd", "gram_from");
+const Knob gram_square_from("svd", "gram_square_from");
 
 // The info of input that is not finite, as LAPACK has it.
 constexpr int32_t kNotFinite = -4;
@@ -248,7 +249,8 @@ bool side_by_side(int64_t m, int64_t n, int64_t batch, int64_t lanes) {
     return false;
   }
   const int64_t groups = (batch + lanes - 1) / lanes;
-  return n <= interleaved_alone_up_to || batch * lanes_worth > groups * (n * lanes / 8 + lanes_worth);
+  return n <= interleaved_alone_up_to ||
+         batch * lanes_worth > groups * (n * lanes / 8 + lanes_worth);
 }
 
 template <typename T>
@@ -271,7 +273,8 @@ Decomposed decompose_tall(const Tensor& A, bool full, bool vectors) {
     svd_interleaved<T>(A, vectors, out);
     return out;
   }
-  if (sizeof(T) == 4 && !full && dim == 2 && n >= gram_from && svd_gram(A, vectors, out)) {
+  if (sizeof(T) == 4 && !full && dim == 2 && n >= (m >= 2 * n ? gram_from : gram_square_from) &&
+      svd_gram(A, vectors, out)) {
     metalcore_variant = "gram";
     torch::stable::zero_(out.info);
     return out;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A = U diag(S) V^T by one-sided Jacobi: rotations make the columns of A orthogonal, A V = U diag(S).
-// Matrices are worked on as tall ones, M x K with M >= K, and scaled by a power of two, so that
-// squares neither overflow nor matter where they underflow. Columns that end up as nothing are
+// A = U diag(S) V^T by one-sided Jacobi: rotations make the columns of A orthogonal, A V = U
+// diag(S). Matrices are worked on as tall ones, M x K with M >= K, and scaled by a power of two, so
+// that squares neither overflow nor matter where they underflow. Columns that end up as nothing are
 // replaced by any that complete U.
 //
 // svd_simdgroup: M <= N, N = 8, 16 or 32. A lane per column, 32 / N matrices per simdgroup.
@@ -12,9 +12,9 @@
 #include "jacobi.h"
 #include "reduce.h"
 
-// Norms of columns relative to the largest entry of A that count as nothing.
-constant float kNothing = 1e-15f;
-constant float kNothingSquared = 1e-30f;
+// Columns this short beside the largest are what rounding has left of nothing: they may lie in the
+// space of the others, and would never be orthogonal to them.
+constant float kNothing = 1.2e-7f;
 constant long kNotFinite = -4;
 
 // 2^k at or just below `largest`.
@@ -38,11 +38,20 @@ inline float lanes_max(float x) {
   return x;
 }
 
+template <int N>
+inline float squared_norm(thread const float* x) {
+  float sum = 0.0f;
+  for (int i = 0; i < N; ++i) {
+    sum += x[i] * x[i];
+  }
+  return sum;
+}
+
 // Column `lane` of U gets a unit vector orthogonal to the columns that are `there`: the unit row
 // that these leave most of, less what they hold of it, twice.
 template <int N>
-inline void complete_column(thread float* x, bool there, bool missing, uint lane, uint source,
-                            long rows) {
+inline void complete_column(
+    thread float* x, bool there, bool missing, uint lane, uint source, long rows) {
   float least = INFINITY;
   int best = 0;
   for (int i = 0; i < N; ++i) {
@@ -75,11 +84,18 @@ inline void complete_column(thread float* x, bool there, bool missing, uint lane
   }
 }
 
+inline float turn(float own, float other, bool swap, float s, float half_tangent) {
+  const float from = swap ? other : own;
+  const float with = swap ? own : other;
+  return from + s * (with - half_tangent * from);
+}
+
 // One sweep over all pairs of columns: lanes that differ by each mask in turn. Returns the largest
 // cosine of an angle that was not right.
 template <int N>
 inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, float tolerance) {
   float worst = 0.0f;
+  const float largest = lanes_max<N>(squared_norm<N>(x));
   for (ushort mask = 1; mask < N; ++mask) {
     float own = 0.0f;
     float both = 0.0f;
@@ -90,20 +106,24 @@ inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, fl
     const float other = simd_shuffle_xor(own, mask);
     const bool first = lane < (lane ^ mask);
     rotation r = {1.0f, 0.0f, 0.0f};
-    if (min(own, other) > kNothingSquared) {
+    if (min(own, other) > kNothing * kNothing * largest) {
       const float cosine = abs(both) / (precise::sqrt(own) * precise::sqrt(other));
       if (cosine > tolerance) {
         worst = max(worst, cosine);
         r = jacobi_rotation(first ? own : other, first ? other : own, both);
       }
     }
-    const float s = first ? -r.s : r.s;
+    // the longer column comes first, which converges faster: each takes the other's place for it
+    const bool swap = first ? own < other : other < own;
+    // c x + s y as a change of x, which is small for small angles: 1 - c = s * s / (1 + c)
+    const float s = first == swap ? r.s : -r.s;
+    const float half_tangent = s / (1.0f + r.c);
     for (int i = 0; i < N; ++i) {
-      x[i] = r.c * x[i] + s * simd_shuffle_xor(x[i], mask);
+      x[i] = turn(x[i], simd_shuffle_xor(x[i], mask), swap, s, half_tangent);
     }
     if (vectors) {
       for (int i = 0; i < N; ++i) {
-        v[i] = r.c * v[i] + s * simd_shuffle_xor(v[i], mask);
+        v[i] = turn(v[i], simd_shuffle_xor(v[i], mask), swap, s, half_tangent);
       }
     }
   }
@@ -130,8 +150,8 @@ kernel void svd_simdgroup(
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simd_lane [[thread_index_in_simdgroup]]) {
   constexpr int PER = 32 / N;
-  threadgroup float stages[4][32 * N];
-  threadgroup float* stage = stages[simdgroup];
+  threadgroup float stages[4096];
+  threadgroup float* stage = stages + simdgroup * 32 * N;
   const long first = thread_index / 32 * PER;
   const long count = clamp(batch - first, 0l, long(PER));
   const long size = rows * columns;
@@ -160,7 +180,7 @@ kernel void svd_simdgroup(
     zero += x[i] * 0.0f;
   }
   const bool finite = lanes_sum<N>(zero) == 0.0f;
-  const float power = finite ? power_of_two(lanes_max<N>(largest)) : 1.0f;
+  const float power = power_of_two(lanes_max<N>(largest));
   for (int i = 0; i < N; ++i) {
     x[i] = finite ? x[i] / power : 0.0f;
   }
@@ -170,11 +190,7 @@ kernel void svd_simdgroup(
     worst = sweep<N>(x, v, vectors != 0, lane, tolerance);
   }
 
-  float norm = 0.0f;
-  for (int i = 0; i < N; ++i) {
-    norm += x[i] * x[i];
-  }
-  norm = precise::sqrt(norm);
+  const float norm = precise::sqrt(squared_norm<N>(x));
   const float key = lane < K ? norm : -1.0f;
   uint place = 0;
   for (ushort mask = 1; mask < N; ++mask) {
@@ -193,7 +209,7 @@ kernel void svd_simdgroup(
     return;
   }
 
-  bool there = norm > kNothing;
+  bool there = norm > kNothing * lanes_max<N>(norm);
   for (int i = 0; i < N; ++i) {
     x[i] = there ? x[i] / norm : 0.0f;
   }
@@ -245,20 +261,22 @@ inline float threadgroup_max(float value, threadgroup float* scratch, uint lane,
   return simd_max(lane % 32 < lanes / 32 ? scratch[lane % 32] : -INFINITY);
 }
 
-// Scales the first `length` values of the `rows` rows of each Z, `stride` apart. One threadgroup per
-// matrix.
+// Scales the first `length` values of the `rows` rows of each Z, `stride` apart. One threadgroup
+// per matrix.
 template <typename T>
 kernel void svd_begin(
     device float* Z [[buffer(0)]],
     device float* powers [[buffer(1)]],
-    device int* info [[buffer(2)]],
-    constant long& rows [[buffer(3)]],
-    constant long& length [[buffer(4)]],
-    constant long& stride [[buffer(5)]],
+    device float* levels [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& rows [[buffer(4)]],
+    constant long& length [[buffer(5)]],
+    constant long& stride [[buffer(6)]],
+    constant long& columns [[buffer(7)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
+  threadgroup float scratch[64];
   Z += matrix * rows * stride;
   float largest = 0.0f;
   for (long j = 0; j < rows; ++j) {
@@ -270,20 +288,25 @@ kernel void svd_begin(
   largest = threadgroup_max(largest, scratch, lane, lanes);
   const bool finite = largest < INFINITY;
   const float power = finite ? power_of_two(largest) : 1.0f;
+  float sum = 0.0f;
   for (long j = 0; j < rows; ++j) {
     for (long i = lane; i < length; i += lanes) {
-      Z[j * stride + i] = finite ? Z[j * stride + i] / power : 0.0f;
+      const float x = finite ? Z[j * stride + i] / power : 0.0f;
+      Z[j * stride + i] = x;
+      sum += x * x;
     }
   }
+  sum = threadgroup_sum(sum, scratch + 32, lane, lanes);
   if (lane == 0) {
     powers[matrix] = power;
+    levels[matrix] = kNothing * precise::sqrt(sum / float(columns));
     info[matrix] = finite ? 0 : kNotFinite;
   }
 }
 
 // The cosine between two columns by their Gram matrix; 0 where one of them is nothing.
-inline float cosine(float pp, float qq, float pq) {
-  return min(pp, qq) > kNothingSquared ? abs(pq) / (precise::sqrt(pp) * precise::sqrt(qq)) : 0.0f;
+inline float cosine(float pp, float qq, float pq, float level) {
+  return min(pp, qq) > level * level ? abs(pq) / (precise::sqrt(pp) * precise::sqrt(qq)) : 0.0f;
 }
 
 // turns = rotations that make the Gram matrices [size, size] of pairs of blocks more diagonal, as
@@ -293,18 +316,21 @@ kernel void svd_pair(
     device const float* gram [[buffer(0)]],
     device float* turns [[buffer(1)]],
     device float* worst [[buffer(2)]],
-    constant long& size [[buffer(3)]],
-    constant long& sweeps [[buffer(4)]],
-    constant float& tolerance [[buffer(5)]],
+    device const float* levels [[buffer(3)]],
+    constant long& pairs [[buffer(4)]],
+    constant long& size [[buffer(5)]],
+    constant long& sweeps [[buffer(6)]],
+    constant float& tolerance [[buffer(7)]],
     uint pair [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  constexpr int MOST = 48;
-  threadgroup float G[MOST * MOST];
-  threadgroup float W[MOST * MOST];
-  threadgroup rotation rotations[MOST / 2];
+  threadgroup float G[2304];
+  threadgroup float W[2304];
+  threadgroup float cosines[24];
+  threadgroup float sines[24];
   threadgroup float scratch[32];
   const uint n = uint(size);
+  const float level = levels[pair / pairs];
   gram += pair * n * n;
   turns += pair * n * n;
   for (uint i = lane; i < n * n; i += lanes) {
@@ -317,7 +343,7 @@ kernel void svd_pair(
   for (uint i = lane; i < n * n; i += lanes) {
     const uint p = i / n;
     const uint q = i % n;
-    largest = max(largest, p < q ? cosine(G[p * n + p], G[q * n + q], G[i]) : 0.0f);
+    largest = max(largest, p < q ? cosine(G[p * n + p], G[q * n + q], G[i], level) : 0.0f);
   }
   largest = threadgroup_max(largest, scratch, lane, lanes);
   if (lane == 0) {
@@ -332,10 +358,12 @@ kernel void svd_pair(
       const float qq = G[at.y * n + at.y];
       const float pq = G[at.x * n + at.y];
       rotation r = {1.0f, 0.0f, 0.0f};
-      if (cosine(pp, qq, pq) > tolerance) {
+      if (cosine(pp, qq, pq, level) > tolerance) {
         r = jacobi_rotation(pp, qq, pq);
       }
-      rotations[k] = r;
+      // the longer column comes first: a quarter turn more
+      cosines[k] = pp < qq ? r.s : r.c;
+      sines[k] = pp < qq ? -r.c : r.s;
     }
     // every rotation of the round is known, and G no longer read for them
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -344,28 +372,23 @@ kernel void svd_pair(
       const uint l = b % (n / 2);
       const uint2 row = round_robin_pair(k, round % (n - 1), n) * n;
       const uint2 column = round_robin_pair(l, round % (n - 1), n);
-      const rotation left = rotations[k];
-      const rotation right = rotations[l];
-      const float a = G[row.x + column.x];
-      const float b01 = G[row.x + column.y];
-      const float b10 = G[row.y + column.x];
-      const float d = G[row.y + column.y];
-      const float px = left.c * a - left.s * b10;
-      const float py = left.c * b01 - left.s * d;
-      const float qx = left.s * a + left.c * b10;
-      const float qy = left.s * b01 + left.c * d;
-      G[row.x + column.x] = right.c * px - right.s * py;
-      G[row.x + column.y] = right.s * px + right.c * py;
-      G[row.y + column.x] = right.c * qx - right.s * qy;
-      G[row.y + column.y] = right.s * qx + right.c * qy;
+      const float2 p = float2(G[row.x + column.x], G[row.x + column.y]);
+      const float2 q = float2(G[row.y + column.x], G[row.y + column.y]);
+      const float2 x = cosines[k] * p - sines[k] * q;
+      const float2 y = sines[k] * p + cosines[k] * q;
+      G[row.x + column.x] = cosines[l] * x.x - sines[l] * x.y;
+      G[row.x + column.y] = sines[l] * x.x + cosines[l] * x.y;
+      G[row.y + column.x] = cosines[l] * y.x - sines[l] * y.y;
+      G[row.y + column.y] = sines[l] * y.x + cosines[l] * y.y;
     }
     for (uint i = lane; i < n / 2 * n; i += lanes) {
       const uint2 row = round_robin_pair(i / n, round % (n - 1), n) * n + i % n;
-      const rotation r = rotations[i / n];
+      const float c = cosines[i / n];
+      const float s = sines[i / n];
       const float p = W[row.x];
       const float q = W[row.y];
-      W[row.x] = r.c * p - r.s * q;
-      W[row.y] = r.s * p + r.c * q;
+      W[row.x] = c * p - s * q;
+      W[row.y] = s * p + c * q;
     }
     // the next round reads other pairs of G, and the last one all of W
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -382,19 +405,20 @@ template <typename T>
 kernel void svd_complete(
     device float* Ut [[buffer(0)]],
     device const float* norms [[buffer(1)]],
-    device float* held [[buffer(2)]],
-    constant long& rows [[buffer(3)]],
-    constant long& columns [[buffer(4)]],
-    constant long& known [[buffer(5)]],
+    device const float* levels [[buffer(2)]],
+    device float* held [[buffer(3)]],
+    constant long& rows [[buffer(4)]],
+    constant long& columns [[buffer(5)]],
+    constant long& known [[buffer(6)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float scratch[3][32];
+  threadgroup float scratch[96];
   Ut += matrix * rows * columns;
   norms += matrix * known;
   held += matrix * columns;
   long done = 0;
-  while (done < known && norms[done] > kNothing) {
+  while (done < known && norms[done] > levels[matrix]) {
     ++done;
   }
   for (long j = done; j < columns; ++j) {
@@ -408,8 +432,8 @@ kernel void svd_complete(
       best = left > most ? float(i) : best;
       most = max(most, left);
     }
-    const float winner = threadgroup_max(most, scratch[0], lane, lanes);
-    const long row = long(threadgroup_max(most == winner ? best : 0.0f, scratch[1], lane, lanes));
+    const float winner = threadgroup_max(most, scratch, lane, lanes);
+    const long row = long(threadgroup_max(most == winner ? best : 0.0f, scratch + 32, lane, lanes));
     for (long i = lane; i < rows; i += lanes) {
       float z = i == row ? 1.0f : 0.0f;
       for (long k = 0; k < j; ++k) {
@@ -440,16 +464,16 @@ kernel void svd_complete(
       Ut[j * rows + i] = z;
       norm += z * z;
     }
-    norm = precise::sqrt(threadgroup_sum(norm, scratch[2], lane, lanes));
+    norm = precise::sqrt(threadgroup_sum(norm, scratch + 64, lane, lanes));
     for (long i = lane; i < rows; i += lanes) {
       Ut[j * rows + i] /= norm;
     }
   }
 }
 
-#define INSTANTIATE(N)                                                 \
-  template [[host_name("svd_simdgroup_" #N)]] [[kernel]] decltype(     \
-      svd_simdgroup<N>) svd_simdgroup<N>;
+#define INSTANTIATE(N) \
+  template             \
+      [[host_name("svd_simdgroup_" #N)]] [[kernel]] decltype(svd_simdgroup<N>) svd_simdgroup<N>;
 
 #define INSTANTIATE_FLOAT(function) \
   template [[host_name(#function "_float")]] [[kernel]] decltype(function<float>) function<float>;

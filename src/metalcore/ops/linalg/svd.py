@@ -89,9 +89,10 @@ def _torch_is_ahead(A: Tensor) -> bool:
     """For single matrices that are neither tiny nor large enough for what the kernel knows."""
     if A.dim() != 2 or A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
         return False
-    n, knobs = min(A.shape), policy("svd", "cpu")
-    return n > knobs["interleaved_alone_up_to"] and (  # type: ignore[no-any-return]
-        A.dtype == torch.float64 or n < knobs["gram_from"]
+    m, n, knobs = max(A.shape), min(A.shape), policy("svd", "cpu")
+    gram_from: int = knobs["gram_from" if m >= 2 * n else "gram_square_from"]
+    return bool(knobs["interleaved_alone_up_to"] < n) and (
+        A.dtype == torch.float64 or n < gram_from
     )
 
 
@@ -125,7 +126,8 @@ def _expect_finite(op: str, S: Tensor) -> None:
 def _(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     U, S, Vh = torch.linalg.svd(accumulate(A), full_matrices=full_matrices)
     info = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
-    return tuple(x.to(A.dtype).contiguous() for x in (U, S, Vh.mT)) + (info,)  # type: ignore[return-value]
+    U, S, V = (x.to(A.dtype).contiguous() for x in (U, S, Vh.mT))
+    return U, S, V, info
 
 
 @_values.reference
@@ -139,6 +141,11 @@ def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(5, 9, 6).to(dtype), False), reduces_over=9)
 
 
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((torch.randn(1, 34, 4).to(dtype), True), reduces_over=34)
+
+
 @_values.example
 def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(5, 9, 6).to(dtype),), reduces_over=9)
@@ -149,7 +156,12 @@ def _(U: Tensor, S: Tensor, V: Tensor, info: Tensor) -> tuple[Tensor, ...]:
     """The product, the values, and that the vectors are orthonormal."""
     U, S, V = (accumulate(x) for x in (U, S, V))
     k = S.shape[-1]
-    return (U[..., :k] * S[..., None, :]) @ V[..., :k].mT, S, U.mT @ U, V.mT @ V, info
+    return (U[..., :k] * S[..., None, :]) @ V[..., :k].mT, S, U.mT @ U, V.mT @ V
+
+
+@_values.determines
+def _(S: Tensor, info: Tensor) -> tuple[Tensor, ...]:
+    return (S,)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

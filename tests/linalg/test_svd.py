@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import metalcore
+from metalcore._accuracy import error, tolerance
+from metalcore._check import LinAlgError
+from metalcore._op import Op
+from tests.backends import Backend
+from tests.check import check_op, check_registration
+from tests.linalg.inputs import MATRICES
+
+CASES = [
+    # A shape, why
+    ((9, 8, 8), "more matrices than lanes, four to a simdgroup"),
+    ((3, 16, 11), "tall"),
+    ((2, 3, 7), "wide"),
+    ((2, 1, 5, 1), "one column, four dimensions"),
+    ((1, 1), "one value"),
+    ((0, 4, 3), "no matrices"),
+    ((2, 0, 3), "no rows"),
+]
+
+
+@pytest.mark.parametrize("size", [c[0] for c in CASES], ids=[c[1] for c in CASES])
+@pytest.mark.parametrize("full", [False, True], ids=["reduced", "full"])
+def test_matches_reference(backend: Backend, size: tuple[int, ...], full: bool) -> None:
+    for dtype in backend.dtypes:
+        A = backend.randn(*size, dtype=dtype)
+        over = 16 * max(size)
+        # gradients depend on the gaps between values: they have tests of their own
+        check_op(backend, "svd", (A, full), reduces_over=over, differentiable=False)
+        if not full:
+            check_op(backend, "svdvals", (A,), reduces_over=over, differentiable=False)
+
+
+def test_blocks_of_columns(backend: Backend) -> None:
+    A = backend.randn(2, 33, 9)
+    check_op(backend, "svd", (A, True), reduces_over=33 * 16, differentiable=False)
+    check_op(backend, "svdvals", (A.mT,), reduces_over=33 * 16, differentiable=False)
+
+
+@pytest.mark.parametrize("size", [(1, 17, 30), (1, 49, 50)], ids=["simdgroup", "pairs of blocks"])
+def test_larger_matrices_on_metal(size: tuple[int, int, int]) -> None:
+    A = torch.randn(size)
+    with metalcore.simulate():
+        U, S, V = metalcore.svd(A)
+    assert max(_flaws(A, U, S, V).values()) < 1
+    assert error(S, torch.linalg.svdvals(A.double())) <= tolerance("svd", torch.float32, 50)
+
+
+def _flaws(A: Tensor, U: Tensor, S: Tensor, V: Tensor) -> dict[str, float]:
+    """Backward error and loss of orthogonality, in units of what the contract allows."""
+    A, U, S, V = (x.cpu().double() for x in (A, U, S, V))
+    k = S.shape[-1]
+    norm = torch.linalg.matrix_norm(A).clamp_min(torch.finfo(torch.float64).tiny)
+    off = torch.linalg.matrix_norm((U[..., :k] * S[..., None, :]) @ V[..., :k].mT - A)
+    found = {"A - U S V^T": (off / norm).max().item()}
+    for name, x in (("U", U), ("V", V)):
+        gap = x.mT @ x - torch.eye(x.shape[-1], dtype=torch.float64)
+        found[name] = torch.linalg.matrix_norm(gap).max().item()
+    allowed = 1e-6 * math.sqrt(max(A.shape[-2:]))
+    return {name: value / allowed for name, value in found.items()}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_hard_matrices(name: str) -> None:
+    for m, n in ((5, 5), (19, 8), (33, 40)):
+        A = torch.stack([MATRICES[name](m, n) for _ in range(3)]).float()
+        for full in (False, True):
+            U, S, V = metalcore.svd(A, full_matrices=full)
+            flaws = _flaws(A, U, S, V)
+            assert max(flaws.values()) < 1, flaws
+            assert (S[..., :-1] >= S[..., 1:]).all()
+        assert error(metalcore.svdvals(A), S) <= tolerance("svd", torch.float32, m * n)
+
+
+@pytest.mark.parametrize("name", ["zeros", "rank 1", "repeated columns", "condition 1e8"])
+@pytest.mark.parametrize("size", [(6, 8), (34, 5)], ids=["simdgroup", "blocks"])
+def test_hard_matrices_on_metal(name: str, size: tuple[int, int]) -> None:
+    A = torch.stack([MATRICES[name](*size) for _ in range(2)]).float()
+    with metalcore.simulate():
+        U, S, V = metalcore.svd(A, full_matrices=True)
+    flaws = _flaws(A, U, S, V)
+    assert max(flaws.values()) < 1, flaws
+
+
+def test_float64_is_as_exact_as_it_can_be() -> None:
+    A = torch.stack([MATRICES["condition 1e8"](40, 24) for _ in range(5)])
+    flaws = _flaws(A, *metalcore.svd(A))
+    assert max(flaws.values()) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("size", "variant"),
+    [
+        ((2, 8, 8), "interleaved"),
+        ((8, 96, 96), "interleaved"),
+        ((3, 3), "interleaved"),
+        ((40, 40), "lapack"),
+        ((2, 600, 20), "lapack"),
+        ((600, 260), "gram"),
+        ((260, 600), "gram"),
+    ],
+)
+def test_the_trace_names_the_way(size: tuple[int, ...], variant: str) -> None:
+    A = torch.randn(size)
+    with metalcore.trace() as t:
+        U, S, V = metalcore.svd(A)
+    assert t.records[0].variant == variant
+    assert max(_flaws(A, U, S, V).values()) < 1.2
+    assert error(metalcore.svdvals(A), S) <= tolerance("svd", torch.float32, max(size))
+
+
+def test_a_gram_matrix_is_refused_where_it_would_cost_orthogonality() -> None:
+    for condition in (1e6, 1e12):
+        values = condition ** -torch.linspace(0, 1, 260, dtype=torch.float64)
+        Q, P = (torch.linalg.qr(torch.randn(n, 260, dtype=torch.float64))[0] for n in (520, 260))
+        A = (Q * values @ P.mT).float()
+        with metalcore.trace() as t:
+            U, S, V = metalcore.svd(A)
+        assert t.records[0].variant == "lapack"
+        assert max(_flaws(A, U, S, V).values()) < 1.5
+
+
+def test_gradients() -> None:
+    check_registration("svd", (torch.randn(2, 4, 3), False))
+    check_registration("svdvals", (torch.randn(2, 3, 4),))
+
+
+@pytest.mark.parametrize("size", [(5, 3), (3, 5), (4, 4)])
+def test_gradients_of_what_does_not_depend_on_signs(size: tuple[int, int]) -> None:
+    def parts(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        U, S, V, _ = Op.all["svd"](A, False)
+        return U @ V.mT, U * S.sqrt()[..., None, :] @ U.mT, V * S.exp()[..., None, :] @ V.mT
+
+    A = torch.randn(2, *size, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(parts, A)
+    assert torch.autograd.gradgradcheck(parts, A)
+
+
+def test_full_matrices_ignore_the_gradient_of_the_columns_that_they_add() -> None:
+    A = torch.randn(3, 5, 3, dtype=torch.float64, requires_grad=True)
+    U, S, V = metalcore.svd(A, full_matrices=True)
+    (found,) = torch.autograd.grad((U[..., :3] * S[..., None, :] @ V.mT).sum() + U.sum() * 0, A)
+    torch.testing.assert_close(found, torch.ones_like(A))
+
+
+def test_values_alone_have_the_gradient_of_torch() -> None:
+    A = torch.randn(3, 5, 4, requires_grad=True)
+    (found,) = torch.autograd.grad(metalcore.svdvals(A).square().sum(), A)
+    torch.testing.assert_close(found, 2 * A.detach())
+
+
+def test_without_vectors() -> None:
+    A = torch.randn(3, 4, 5)
+    U, S, V = metalcore.svd(A, compute_uv=False)
+    assert U is None
+    assert V is None
+    torch.testing.assert_close(S, torch.linalg.svdvals(A))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("size", [(3, 4, 4), (2, 270, 4), (40, 40)])
+def test_input_that_is_not_finite(bad: float, size: tuple[int, ...]) -> None:
+    A = torch.randn(size)
+    A.view(-1, *size[-2:])[-1, 0, 1] = bad
+    for function in (metalcore.svd, metalcore.svdvals):
+        with pytest.raises(LinAlgError, match=rf"^{function.__name__}: .*Look for NaN and inf"):
+            function(A)
+    U, S, V, info = metalcore.svd(A, check=False)
+    assert info.flatten().tolist() == [0] * (info.numel() - 1) + [-4]
+    for x in (U, S, V):
+        assert x.flatten()[-1].isnan()
+    for matrix in range(len(A) - 1 if A.dim() == 3 else 0):
+        assert max(_flaws(A[matrix], U[matrix], S[matrix], V[matrix]).values()) < 1.2
+
+
+def test_input_that_is_not_finite_on_metal() -> None:
+    for size in ((3, 4, 4), (2, 34, 3)):
+        A = torch.randn(size)
+        A[1, 0, 1] = math.nan
+        with metalcore.simulate():
+            U, S, V, info = metalcore.svd(A, check=False)
+        assert info.tolist()[:2] == [0, -4]
+        assert U[1].isnan().all()
+        assert S[1].isnan().all()
+        assert V[1].isnan().all()
+        assert max(_flaws(A[0], U[0], S[0], V[0]).values()) < 1
+
+
+def test_errors_name_what_came() -> None:
+    with pytest.raises(ValueError, match=r"^svd: A must be matrices \[..., M, N\], got \[3\]"):
+        metalcore.svd(torch.randn(3))
+    with pytest.raises(TypeError, match=r"^svdvals: A must be float32"):
+        metalcore.svdvals(torch.ones(3, 3, dtype=torch.int64))
+
+
+def test_compiles_and_maps() -> None:
+    A = torch.randn(3, 5, 4)
+    compiled = torch.compile(lambda A: metalcore.svdvals(A), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(A), torch.linalg.svdvals(A))
+    mapped = torch.func.vmap(lambda a: metalcore.svd(a)[1])(A)
+    torch.testing.assert_close(mapped, torch.linalg.svdvals(A))
