@@ -18,6 +18,9 @@ from metalcore.ops.linalg.householder import apply_householder, householder_vect
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.linalg.svd import svd, svdvals
+from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
+from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -71,6 +74,8 @@ __all__ = [
     "bias_silu",
     "cholesky",
     "cross_entropy",
+    "eigh",
+    "eigvalsh",
     "fused_add_rmsnorm",
     "fused_softmax",
     "geglu",

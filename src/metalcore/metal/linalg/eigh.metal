@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: MIT
+// A = Q diag(L) Q^T, L ascending, by two-sided Jacobi rotations: Q^T A Q loses its elements off the
+// diagonal in pairs of rows and columns, all disjoint pairs of a round at the same time.
+//
+// N <= 32: a team of 8, 16 or 32 lanes per matrix. N <= 64: one threadgroup per matrix. Both keep
+// the lower triangle of A and the columns of Q in threadgroup memory, and read and write a matrix
+// once. Larger: A is cut into blocks of 32; eigh_block finds the rotation of each disjoint pair of
+// blocks, a 64 x 64 problem, and eigh_rotate_rows and eigh_rotate_columns apply it in place.
+//
+// Matrices are scaled by a power of two to a largest element of 1/2 to 1.
+
+#include <metal_simdgroup_matrix>
+
+#include "symmetric_jacobi.h"
+
+constant constexpr uint kBlock = 32;
+constant constexpr uint kPair = 64;
+// the sweeps that a matrix may take
+constant constexpr int kSweeps = 24;
+
+// One simdgroup per threadgroup, N lanes per matrix.
+template <uint N>
+kernel void eigh_simdgroup(
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device float* Q [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& batch [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant long& with_vectors [[buffer(6)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_position_in_threadgroup]]) {
+  constexpr uint TEAMS = 32 / N;
+  threadgroup float a[528];
+  threadgroup float v[1056];
+  threadgroup float s[16];
+  threadgroup float h[16];
+  threadgroup uint pairs[16];
+  threadgroup uint order[32];
+  threadgroup uint active[8];
+  const uint team = thread_index / N;
+  const long matrix = long(group) * TEAMS + team;
+  const uint rows = uint(n);
+  const problem at = {
+      a + team * (N * (N + 1) / 2),
+      v + team * (N * (N + 1)),
+      s + team * (N / 2),
+      h + team * (N / 2),
+      pairs + team * (N / 2),
+      rows + rows % 2,
+      N + 1,
+      thread_index % N,
+      N,
+      with_vectors != 0};
+  // a team without a matrix repeats the last one, and keeps the result to itself
+  const long source = min(matrix, batch - 1);
+  const int exponent = load(at, A + source * n * n, rows, s);
+  const bool converged = diagonalise<N, TEAMS>(at, active, team, 0x1p-24f / float(rows), kSweeps);
+  const bool own = matrix < batch;
+  store(at, own, rows, exponent, order + team * N, L + source * n, Q + source * n * n);
+  if (own && at.lane == 0) {
+    info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
+  }
+}
+
+// One threadgroup per matrix, n <= 64.
+template <typename T>
+kernel void eigh_threadgroup(
+    device const T* A [[buffer(0)]],
+    device T* L [[buffer(1)]],
+    device T* Q [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& with_vectors [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float a[2080];
+  threadgroup float v[4160];
+  threadgroup float s[32];
+  threadgroup float h[32];
+  threadgroup uint pairs[32];
+  threadgroup uint order[64];
+  threadgroup uint active[2];
+  const uint rows = uint(n);
+  const problem at = {a, v, s, h, pairs, rows + rows % 2, 65, lane, lanes, with_vectors != 0};
+  const int exponent = load(at, A + matrix * n * n, rows, s);
+  const bool converged = diagonalise<64, 1>(at, active, 0, 0x1p-24f / float(rows), kSweeps);
+  store(at, true, rows, exponent, order, L + matrix * n, Q + matrix * n * n);
+  if (lane == 0) {
+    info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
+  }
+}
+
+// The largest element in each row of the lower triangle: one simdgroup per row.
+template <typename T>
+kernel void eigh_row_max(
+    device const T* A [[buffer(0)]],
+    device T* largest [[buffer(1)]],
+    constant long& n [[buffer(2)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]]) {
+  float own = 0.0f;
+  for (long i = lane; i <= row % n; i += 32) {
+    own = max(own, magnitude(A[row * n + i]));
+  }
+  own = simd_max(own);
+  if (lane == 0) {
+    largest[row] = own;
+  }
+}
+
+// W: A scaled, symmetric, with zeros to the size `padded`; V: the identity; squares: the sum of
+// those in each row. One simdgroup per row.
+template <typename T>
+kernel void eigh_pad(
+    device const T* A [[buffer(0)]],
+    device const T* largest [[buffer(1)]],
+    device T* W [[buffer(2)]],
+    device T* V [[buffer(3)]],
+    device T* squares [[buffer(4)]],
+    device int* exponents [[buffer(5)]],
+    constant long& n [[buffer(6)]],
+    constant long& padded [[buffer(7)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]]) {
+  const long matrix = index / padded;
+  const long row = index % padded;
+  float all = 0.0f;
+  for (long i = lane; i < n; i += 32) {
+    all = max(all, largest[matrix * n + i]);
+  }
+  const int exponent = exponent_of(simd_max(all));
+  float sum = 0.0f;
+  device const float* from = A + matrix * n * n;
+  for (long i = lane; i < padded; i += 32) {
+    const bool inside = row < n && i < n;
+    const long at = max(row, i) * n + min(row, i);
+    const float x = inside ? scaled(from[inside ? at : 0], exponent) : 0.0f;
+    sum += x * x;
+    W[index * padded + i] = x;
+    V[index * padded + i] = i == row ? 1.0f : 0.0f;
+  }
+  sum = simd_sum(sum);
+  if (lane == 0) {
+    squares[index] = sum;
+  }
+  if (row == 0 && lane == 0) {
+    exponents[matrix] = exponent;
+  }
+}
+
+// Where row i of the problem of a pair of blocks is in the matrix.
+inline long row_of(uint2 pair, uint i) {
+  return (i < kBlock ? pair.x : pair.y) * kBlock + i % kBlock;
+}
+
+// One threadgroup per pair of blocks: J^T of the pair, and whether it is not the identity.
+template <typename T>
+kernel void eigh_block(
+    device const T* W [[buffer(0)]],
+    device const T* squares [[buffer(1)]],
+    device T* J [[buffer(2)]],
+    device int* active [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& padded [[buffer(5)]],
+    constant long& round [[buffer(6)]],
+    constant long& sweeps [[buffer(7)]],
+    uint index [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float a[2080];
+  threadgroup float v[4160];
+  threadgroup float s[32];
+  threadgroup float h[32];
+  threadgroup uint pairs[32];
+  threadgroup uint flags[2];
+  const uint blocks = uint(padded / kBlock);
+  const uint matrix = index / (blocks / 2);
+  const uint k = index % (blocks / 2);
+  const uint2 pair = round_robin_pair(k, uint(round), blocks);
+  const problem at = {a, v, s, h, pairs, kPair, kPair + 1, lane, lanes, true};
+  // what is left off the diagonal in the end has a norm of 2^-24 of that of A
+  float square = 0.0f;
+  for (long i = lane % 32; i < n; i += 32) {
+    square += squares[matrix * padded + i];
+  }
+  const float threshold = 0x1p-24f * precise::sqrt(simd_sum(square)) / float(n);
+  device const float* from = W + matrix * padded * padded;
+  float largest = 0.0f;
+  for (uint i = lane; i < kPair * kPair; i += lanes) {
+    const uint row = i / kPair;
+    const uint column = i % kPair;
+    if (column <= row) {
+      const float x = from[row_of(pair, row) * padded + row_of(pair, column)];
+      a[lower(row, column)] = x;
+      largest = max(largest, column < row ? abs(x) : 0.0f);
+    }
+  }
+  const bool rotates = team_max(largest, s, lane, lanes) > threshold;
+  if (lane == 0) {
+    active[(matrix * (blocks - 1) + round) * (blocks / 2) + k] = rotates ? 1 : 0;
+  }
+  if (rotates) {
+    set_identity(at);
+    diagonalise<kPair, 1>(at, flags, 0, threshold, int(sweeps));
+    for (uint i = lane; i < kPair * kPair; i += lanes) {
+      J[index * kPair * kPair + i] = v[i / kPair * at.ld + i % kPair];
+    }
+  }
+}
+
+// Which pair, and which of the `strips` of 16 rows or columns, a simdgroup rotates in place.
+struct strip {
+  uint matrix, pair_index, number;
+  uint2 pair;
+  bool rotates;
+};
+
+inline strip strip_of(uint index, uint strips, uint blocks, uint round, device const int* active) {
+  strip at;
+  at.number = index % strips;
+  at.pair_index = index / strips % (blocks / 2);
+  at.matrix = index / strips / (blocks / 2);
+  at.pair = round_robin_pair(at.pair_index, round, blocks);
+  at.rotates = active[(at.matrix * (blocks - 1) + round) * (blocks / 2) + at.pair_index] != 0;
+  return at;
+}
+
+// W = J^T W in the rows of each pair: a simdgroup takes 16 columns.
+template <typename T>
+kernel void eigh_rotate_rows(
+    device T* W [[buffer(0)]],
+    device const T* J [[buffer(1)]],
+    device const int* active [[buffer(2)]],
+    constant long& padded [[buffer(3)]],
+    constant long& round [[buffer(4)]],
+    uint index [[threadgroup_position_in_grid]]) {
+  const uint blocks = uint(padded / kBlock);
+  const strip at = strip_of(index, uint(padded / 16), blocks, uint(round), active);
+  if (!at.rotates) {
+    return;
+  }
+  device float* to = W + at.matrix * padded * padded + at.number * 16;
+  device const float* turn = J + (at.matrix * (blocks / 2) + at.pair_index) * kPair * kPair;
+  simdgroup_float8x8 x[8][2];
+  for (uint r = 0; r < 8; ++r) {
+    for (uint j = 0; j < 2; ++j) {
+      simdgroup_load(x[r][j], to + row_of(at.pair, r * 8) * padded + j * 8, padded);
+    }
+  }
+  for (uint i = 0; i < 8; ++i) {
+    simdgroup_float8x8 sum[2] = {
+        make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
+        make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
+    for (uint r = 0; r < 8; ++r) {
+      simdgroup_float8x8 factor;
+      simdgroup_load(factor, turn + i * 8 * kPair + r * 8, kPair);
+      for (uint j = 0; j < 2; ++j) {
+        simdgroup_multiply_accumulate(sum[j], factor, x[r][j], sum[j]);
+      }
+    }
+    for (uint j = 0; j < 2; ++j) {
+      simdgroup_store(sum[j], to + row_of(at.pair, i * 8) * padded + j * 8, padded);
+    }
+  }
+}
+
+// W = W J and V = V J in the columns of each pair: a simdgroup takes 16 rows, of W or of V. Without
+// vectors there are none for V.
+template <typename T>
+kernel void eigh_rotate_columns(
+    device T* W [[buffer(0)]],
+    device T* V [[buffer(1)]],
+    device const T* J [[buffer(2)]],
+    device const int* active [[buffer(3)]],
+    constant long& padded [[buffer(4)]],
+    constant long& round [[buffer(5)]],
+    constant long& with_vectors [[buffer(6)]],
+    uint index [[threadgroup_position_in_grid]]) {
+  const uint blocks = uint(padded / kBlock);
+  const uint strips = uint(padded / 16);
+  const uint sides = with_vectors != 0 ? 2 : 1;
+  const strip at = strip_of(index / sides, strips, blocks, uint(round), active);
+  if (!at.rotates) {
+    return;
+  }
+  device float* to = (index % sides == 0 ? W : V) + (at.matrix * padded + at.number * 16) * padded;
+  device const float* turn = J + (at.matrix * (blocks / 2) + at.pair_index) * kPair * kPair;
+  simdgroup_float8x8 x[2][8];
+  for (uint i = 0; i < 2; ++i) {
+    for (uint r = 0; r < 8; ++r) {
+      simdgroup_load(x[i][r], to + i * 8 * padded + row_of(at.pair, r * 8), padded);
+    }
+  }
+  for (uint j = 0; j < 8; ++j) {
+    simdgroup_float8x8 sum[2] = {
+        make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
+        make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
+    for (uint r = 0; r < 8; ++r) {
+      simdgroup_float8x8 factor;
+      simdgroup_load(factor, turn + j * 8 * kPair + r * 8, kPair, ulong2(0, 0), true);
+      for (uint i = 0; i < 2; ++i) {
+        simdgroup_multiply_accumulate(sum[i], x[i][r], factor, sum[i]);
+      }
+    }
+    for (uint i = 0; i < 2; ++i) {
+      simdgroup_store(sum[i], to + i * 8 * padded + row_of(at.pair, j * 8), padded);
+    }
+  }
+}
+
+// Eigenvalues in ascending order, where each was, and info: one thread per eigenvalue.
+template <typename T>
+kernel void eigh_order(
+    device const T* W [[buffer(0)]],
+    device const int* exponents [[buffer(1)]],
+    device const int* active [[buffer(2)]],
+    device T* L [[buffer(3)]],
+    device int* order [[buffer(4)]],
+    device int* info [[buffer(5)]],
+    constant long& batch [[buffer(6)]],
+    constant long& n [[buffer(7)]],
+    constant long& padded [[buffer(8)]],
+    constant long& flags [[buffer(9)]],
+    uint index [[thread_position_in_grid]]) {
+  const long matrix = index / n;
+  const long i = index % n;
+  if (matrix >= batch) {
+    return;
+  }
+  device const float* from = W + matrix * padded * padded;
+  const int exponent = exponents[matrix];
+  const float value = from[i * (padded + 1)];
+  long rank = 0;
+  for (long j = 0; j < n; ++j) {
+    const float other = from[j * (padded + 1)];
+    rank += other < value || (other == value && j < i) ? 1 : 0;
+  }
+  L[matrix * n + rank] = exponent == kPoisoned ? NAN : ldexp(value, exponent);
+  order[matrix * n + rank] = int(i);
+  if (i == 0) {
+    // what the last sweep still rotated has not converged
+    int rotated = 0;
+    for (long j = 0; j < flags; ++j) {
+      rotated += active[matrix * flags + j];
+    }
+    info[matrix] = rotated == 0 && exponent != kPoisoned ? 0 : int(n);
+  }
+}
+
+// Q[row, i] = V[row, order[i]]: one thread per element.
+template <typename T>
+kernel void eigh_columns(
+    device const T* V [[buffer(0)]],
+    device const int* order [[buffer(1)]],
+    device const int* exponents [[buffer(2)]],
+    device T* Q [[buffer(3)]],
+    constant long& size [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant long& padded [[buffer(6)]],
+    uint index [[thread_position_in_grid]]) {
+  if (index >= size) {
+    return;
+  }
+  const long matrix = index / (n * n);
+  const long row = index / n % n;
+  const float value = V[(matrix * padded + row) * padded + order[matrix * n + index % n]];
+  Q[index] = exponents[matrix] == kPoisoned ? NAN : value;
+}
+
+#define INSTANTIATE(function, parameter)                      \
+  template [[host_name(#function "_" #parameter)]] [[kernel]] \
+  decltype(function<parameter>) function<parameter>;
+
+INSTANTIATE(eigh_simdgroup, 8)
+INSTANTIATE(eigh_simdgroup, 16)
+INSTANTIATE(eigh_simdgroup, 32)
+INSTANTIATE(eigh_threadgroup, float)
+INSTANTIATE(eigh_row_max, float)
+INSTANTIATE(eigh_pad, float)
+INSTANTIATE(eigh_block, float)
+INSTANTIATE(eigh_rotate_rows, float)
+INSTANTIATE(eigh_rotate_columns, float)
+INSTANTIATE(eigh_order, float)
+INSTANTIATE(eigh_columns, float)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Eigenvalues and eigenvectors of symmetric matrices: A = Q diag(L) Q^T, L ascending."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore._check import (
+    LinAlgError,
+    expect,
+    expect_factored,
+    expect_float,
+    expect_square,
+    explain,
+)
+from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._policy import policy
+
+_WAY_OUT = "Look for NaN and inf in A."
+
+_forward = Op("eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)", batched=True)
+_values = Op("eigvalsh(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
+
+
+def eigh(
+    A: Tensor, UPLO: str = "L", *, check: bool = True
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of each symmetric matrix of a batch.
+
+    The signs of eigenvectors are free, and so is the basis of the space of equal eigenvalues:
+    gradients are those of losses that do not depend on this choice, and are infinite or NaN for
+    equal eigenvalues, as torch's are.
+
+    Args:
+        A: symmetric, [..., N, N]. Only one triangle is read.
+        UPLO: which triangle: "L" the lower one, "U" the upper one.
+        check: raise where A has a NaN or an inf. Without it nothing waits for the result.
+
+    Returns:
+        L [..., N] ascending and Q [..., N, N] with A = Q diag(L) Q^T and eigenvectors as columns;
+        with `check=False` also info [...] (int32): 0, or not where L and Q are not to be used.
+
+    Example:
+        >>> L, Q = metalcore.eigh(A + A.mT)
+    """
+    if check and unwatched() and _torch_is_ahead(A, "interleaved_up_to"):
+        try:
+            L, Q = torch.linalg.eigh(A, UPLO)
+        except LinAlgError as error:
+            explain("eigh", error, _WAY_OUT)
+        # LAPACK's method for more than 25 rows may return NaN without a word
+        if A.shape[-1] <= 25 or not L.detach().sum().isnan():
+            return L, Q
+    L, Q, info = _forward(A, _expect_input("eigh", A, UPLO))
+    if not check:
+        return L, Q, info
+    expect_factored("eigh", info, "linalg.eigh", _WAY_OUT)
+    return L, Q
+
+
+def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+    """Eigenvalues of each symmetric matrix of a batch.
+
+    Args:
+        A: symmetric, [..., N, N]. Only one triangle is read.
+        UPLO: which triangle: "L" the lower one, "U" the upper one.
+        check: raise where A has a NaN or an inf. Without it nothing waits for the result.
+
+    Returns:
+        L [..., N] ascending; with `check=False` also info [...] (int32): 0, or not where L is not
+        to be used.
+
+    Example:
+        >>> L = metalcore.eigvalsh(A + A.mT)
+    """
+    if check and unwatched() and _torch_is_ahead(A, "values_interleaved_up_to"):
+        try:
+            return torch.linalg.eigvalsh(A, UPLO)  # type: ignore[no-any-return]
+        except LinAlgError as error:
+            explain("eigvalsh", error, _WAY_OUT)
+    upper = _expect_input("eigvalsh", A, UPLO)
+    if A.requires_grad and torch.is_grad_enabled():
+        # the gradient needs the eigenvectors
+        L, _, info = _forward(A, upper)
+    else:
+        L, info = _values(A, upper)
+    if not check:
+        return L, info
+    expect_factored("eigvalsh", info, "linalg.eigvalsh", _WAY_OUT)
+    return L  # type: ignore[no-any-return]
+
+
+def _expect_input(op: str, A: Tensor, UPLO: str) -> bool:
+    """Whether the upper triangle is to be read."""
+    expect_float(op, A=A)
+    expect_square(op, "A", A)
+    expect(UPLO in ("L", "U", "l", "u"), op, f'UPLO must be "L" or "U", got {UPLO!r}')
+    return UPLO in ("U", "u")
+
+
+def _torch_is_ahead(A: Tensor, largest: str) -> bool:
+    """For large matrices, and for one or two: they would leave lanes idle."""
+    if A.dim() < 2 or A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
+        return False
+    n = A.shape[-1]
+    few = A.numel() <= 2 * n * n
+    limit: int = policy("eigh", "cpu")["interleaved_alone_up_to" if few else largest]
+    return A.shape[-2] == n > limit
+
+
+@_forward.reference
+def _(A: Tensor, upper: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x = accumulate(A).triu() if upper else accumulate(A).tril()
+    finite = x.isfinite().flatten(-2).all(-1)
+    safe = torch.where(finite[..., None, None], x, torch.zeros_like(x))
+    L, Q = torch.linalg.eigh(safe, "U" if upper else "L")
+    L = torch.where(finite[..., None], L, torch.full_like(L, torch.nan))
+    Q = torch.where(finite[..., None, None], Q, torch.full_like(Q, torch.nan))
+    info = torch.where(finite, 0, A.shape[-1]).int()
+    return L.to(A.dtype), Q.to(A.dtype).contiguous(), info
+
+
+@_values.reference
+def _(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    outputs: tuple[Tensor, Tensor, Tensor] = _forward.meaning(A, upper)
+    return outputs[0], outputs[2]
+
+
+def _separate(dtype: torch.dtype, batch: int, n: int) -> Tensor:
+    """Symmetric matrices with eigenvalues around 1, 2, ..., n."""
+    Q = torch.linalg.qr(torch.randn(batch, n, n))[0]
+    A = Q * (torch.arange(n) + 1 + torch.rand(batch, 1, n) / 4) @ Q.mT
+    return ((A + A.mT) / 2).to(dtype)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((_separate(dtype, 5, 9), False), reduces_over=9)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((_separate(dtype, 1, 33), True), reduces_over=33)
+
+
+@_values.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((_separate(dtype, 5, 9), False), reduces_over=9)
+
+
+@_forward.determines
+def _(L: Tensor, Q: Tensor, info: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return L, Q * L[..., None, :] @ Q.mT, Q @ Q.mT, info
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    L, Q, _ = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(L, Q)
+
+
+@_forward.gradient(save=_save)
+def _(ctx: Any, dL: Tensor | None, dQ: Tensor | None, _info: Any) -> Any:
+    L, Q = ctx.saved_tensors
+    L_, Q_ = accumulate(L), accumulate(Q)
+    # dA = Q (diag(dL) + (Q^T dQ) / E) Q^T with E_ij = L_j - L_i off the diagonal
+    inner = torch.zeros_like(Q_) if dL is None else torch.diag_embed(accumulate(dL))
+    if dQ is not None:
+        turn = Q_.mT @ accumulate(dQ)
+        gaps = L_[..., None, :] - L_[..., :, None]
+        gaps = gaps + torch.diag_embed(torch.full_like(L_, torch.inf))
+        inner = inner + (turn - turn.mT) / (2 * gaps)
+    return (Q_ @ inner @ Q_.mT).to(Q.dtype), None
+
+
+def _save_input(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    A, ctx.upper = inputs
+    ctx.save_for_backward(A)
+
+
+@_values.gradient(save=_save_input)
+def _(ctx: Any, dL: Tensor, _info: Any) -> Any:
+    (A,) = ctx.saved_tensors
+    _, Q, _ = _forward(A, ctx.upper)
+    Q_ = accumulate(Q)
+    return (Q_ * accumulate(dL)[..., None, :] @ Q_.mT).to(A.dtype), None
