@@ -14,13 +14,10 @@ from metalcore.nn import (
     RotaryEmbedding,
 )
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
 from metalcore.ops.linalg.qr import qr
-from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.linalg.svd import svd, svdvals
-from metalcore.nn import FusedAddRMSNorm, MetalGELU, MetalRMSNorm, MetalSiLU, RotaryEmbedding
-from metalcore.ops.linalg.cholesky import cholesky
-from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -96,10 +93,10 @@ __all__ = [
     "simulate",
     "soft_cap",
     "softmax",
-    "swiglu",
-    "swiglu_bwd",
     "svd",
     "svdvals",
+    "swiglu",
+    "swiglu_bwd",
     "trace",
     "trsm",
     "trsm_batched",
