@@ -77,6 +77,11 @@ void check_type(const char* type) {
         const long double y = std::exp(x);
         return y < 2 * std::numeric_limits<A>::min() ? 0 : y;
       });
+  check<A>(type, "log", 2, [](V x) { return log(x); }, [](long double x) { return std::log(x); });
+  // around 1, where the result is small
+  check<A>(
+      type, "log", 2, [](V x) { return log(1 + x * A(0.01)); },
+      [](long double x) { return std::log((long double)(1 + A(x) * A(0.01))); });
   check<A>(
       type, "tanh", 3, [](V x) { return Tanh<V>(x).value; },
       [](long double x) { return std::tanh(x); });

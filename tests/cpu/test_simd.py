@@ -19,7 +19,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("file", ["simd", "math", "exp_log"])
+@pytest.mark.parametrize("file", ["simd", "math"])
 @pytest.mark.parametrize("name", _native.usable_sets())
 def test_registers_agree_with_scalar_code(name: str, file: str, tmp_path: Path) -> None:
     flag, size = FLAGS[name]

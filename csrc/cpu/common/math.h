@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// exp, tanh and the normal distribution on registers of float or double, to a few ulp.
+// exp, log, tanh and the normal distribution on registers of float or double, to a few ulp.
 //
-// exp: x = k * log(2) + r with |r| <= log(2) / 2, and 2 exp(r) = 2 + 2 r + r^2 q(r). The normal
-// distribution: P(X > a) = density(a) * t * m(1 - t) with t = 4 / (4 + a), for all a >= 0.
-// q and m interpolate at Chebyshev nodes, computed in 50 digits; their own error is below half an
-// ulp. NaN gives NaN, and infinities their limits.
+// exp: x = k * log(2) + r with |r| <= log(2) / 2, and 2 exp(r) = 2 + 2 r + r^2 q(r).
+// log: x = 2^e * m with m around 1, s = (m - 1) / (m + 1), and log(m) = 2 s + 2 s^3 l(s^2). The
+// normal distribution: P(X > a) = density(a) * t * m(1 - t) with t = 4 / (4 + a), for all a >= 0.
+// l fits in float and is a Taylor series in double; q and m interpolate at Chebyshev nodes,
+// computed in 50 digits; their own error is below half an ulp. NaN gives NaN, and infinities their
+// limits.
 #pragma once
 
 #include <limits>
@@ -31,6 +33,7 @@ struct Constants<float> {
   static constexpr float kExpZero = -87.5f, kExpInfinite = 89, kTanhOne = 10;
   static constexpr float kExp[] = {1.0f, 0.333331525f, 0.0833331049f, 0.0167264659f,
                                    0.00278525008f};
+  static constexpr float kLog[] = {0.33333388f, 0.19988725f, 0.14937212f};
   static constexpr float kMills[] = {1.25331414f,  -2.74668884f,   3.2799437f,     -2.00225806f,
                                      0.198860243f, 0.387924939f,   0.086705707f,   -0.397877961f,
                                      0.236193374f, -0.0450433977f, -0.00107376114f};
@@ -49,6 +52,8 @@ struct Constants<double> {
                                     0.0027777777834734163,  0.00039682539726343114,
                                     4.9603042115736408e-05, 5.5114536553811392e-06,
                                     5.5240403182063094e-07, 5.0200945011389992e-08};
+  static constexpr double kLog[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
+                                    1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   static constexpr double kMills[] = {
       1.2533141373155001,     -2.7466858626844375, 3.279827235828488,     -2.0004798996723543,
       0.18511176036413976,    0.4487077546965667,  -0.07540726023000571,  -0.13641656501659236,
@@ -139,6 +144,27 @@ inline V exp(V x) {
   using C = Constants<Lane<V>>;
   const Exp<V> e(smaller(splat<V>(C::kExpInfinite), larger(splat<V>(C::kExpZero), x)));
   return (2 + e.rest) * e.scale;
+}
+
+template <typename V>
+inline V log(V x) {
+  using A = Lane<V>;
+  using C = Constants<A>;
+  const auto tiny = x < std::numeric_limits<A>::min();
+  const V scaled = tiny ? x * A(int64_t(1) << C::kMantissaBits) : x;
+  // the exponent counts from the bits of sqrt(1/2), so that m is around 1
+  const IntOf<V> bits = bits_as<IntOf<V>>(scaled);
+  const IntOf<V> root = bits_as<IntOf<V>>(splat<V>(A(0.707106781186547524401)));
+  const IntOf<V> exponent = (bits - root) >> C::kMantissaBits;
+  const V m = bits_as<V>(bits - (exponent << C::kMantissaBits));
+  const V whole = __builtin_convertvector(exponent, V);
+  const V e = tiny ? whole - A(C::kMantissaBits) : whole;
+  const V s = (m - 1) / (m + 1), twice = s + s;
+  const V rest = twice * (s * s) * polynomial(s * s, C::kLog);
+  const V y = e * C::kLog2High + (e * C::kLog2Low + (twice + rest));
+  const V limit = x == 0 ? splat<V>(-std::numeric_limits<A>::infinity()) : x;
+  const V special = x < 0 ? splat<V>(std::numeric_limits<A>::quiet_NaN()) : limit;
+  return (x > 0) & (x <= std::numeric_limits<A>::max()) ? y : special;
 }
 
 template <typename V>

@@ -13,7 +13,7 @@
 #include <string>
 #include <tuple>
 
-#include "exp_log.h"
+#include "../common/math.h"
 #include "rms_norm.h"
 
 namespace metalcore::cpu {
@@ -64,7 +64,7 @@ class LossRow {
     write_row<T>(terms_.n, streams, [&](int64_t i, auto elements, auto put) {
       const auto t = squashed(simd::load(x_ + i, elements));
       const auto y = kCapped ? t * terms_.softcap : t;
-      auto d = simd::exp_nonpositive(y - both(lse_)) * mass;
+      auto d = exp(y - both(lse_)) * mass;
       if (even != 0) d = d - weight_at(i, elements) * even;
       if (kCapped) d = d - d * t * t;
       put(dx + i, d);
@@ -77,14 +77,20 @@ class LossRow {
   }
 
  private:
-  static simd::Pair<A> both(A v) { return {simd::splat(v), simd::splat(v)}; }
+  static simd::Pair<A> both(A v) {
+    const auto lanes = simd::splat<simd::Vec<A>>(v);
+    return {lanes, lanes};
+  }
+
+  static simd::Pair<A> exp(simd::Pair<A> v) { return {simd::exp(v.first), simd::exp(v.second)}; }
 
   A cap(A v) const { return kCapped ? terms_.softcap * std::tanh(v / terms_.softcap) : v; }
 
   // y / softcap, or y where there is no cap
   simd::Pair<A> squashed(simd::Pair<A> x) const {
-    if constexpr (kCapped) return simd::tanh(x * (1 / terms_.softcap));
-    return x;
+    if constexpr (!kCapped) return x;
+    const auto u = x * (1 / terms_.softcap);
+    return {simd::Tanh<simd::Vec<A>>(u.first).value, simd::Tanh<simd::Vec<A>>(u.second).value};
   }
 
   template <typename Elements>
@@ -138,7 +144,7 @@ class LossRow {
       // a piece of minus infinities alone adds nothing
       const A origin = std::isinf(now) && now < 0 ? A(0) : now;
       const A added = simd::sum_over<T>(count, [&](int64_t i, auto elements) {
-        return simd::exp_nonpositive(closed(capped(begin + i, elements), elements) - both(origin));
+        return exp(closed(capped(begin + i, elements), elements) - both(origin));
       });
       sum = (sum == 0 ? A(0) : sum * std::exp(most - origin)) + added;
       most = now;
