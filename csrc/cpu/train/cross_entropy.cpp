@@ -14,7 +14,7 @@
 #include <tuple>
 
 #include "../common/math.h"
-#include "rms_norm.h"
+#include "norm.h"
 
 namespace metalcore::cpu {
 namespace {
