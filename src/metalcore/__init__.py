@@ -18,6 +18,7 @@ from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals
+from metalcore.ops.linalg.cholesky_solve import cholesky_solve
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -70,6 +71,7 @@ __all__ = [
     "bias_gelu",
     "bias_silu",
     "cholesky",
+    "cholesky_solve",
     "cross_entropy",
     "eigh",
     "eigvalsh",

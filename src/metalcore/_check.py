@@ -105,16 +105,19 @@ def expect_square(op: str, name: str, x: Tensor) -> None:
         raise ValueError(f"{op}: {name} must be square matrices [..., N, N], got {shape(x)}")
 
 
-def expect_systems(op: str, A: Tensor, B: Tensor, given: Tensor) -> None:
-    """B must have as many rows as A [..., M, N], and batches that broadcast with those of A. The
-    caller gave B as `given`."""
+def expect_systems(
+    op: str, A: Tensor, B: Tensor, name: str = "A", given: Tensor | None = None
+) -> None:
+    """B must have as many rows as A [..., M, N], and batches that broadcast with those of A. A is
+    called `name`. Where vectors are taken too, the caller gave B as `given`."""
     fits = B.dim() >= 2 and A.shape[-2] == B.shape[-2]
     pairs = zip(reversed(A.shape[:-2]), reversed(B.shape[:-2]), strict=False)
     if not (fits and all(a == b or 1 in (a, b) for a, b in pairs)):
         m = A.shape[-2]
+        vectors = "" if given is None else f" or [..., {m}]"
         raise ValueError(
-            f"{op}: B must be [..., {m}, K] or [..., {m}] with batch dimensions that broadcast "
-            f"with those of A; got A {shape(A)} and B {shape(given)}"
+            f"{op}: B must be [..., {m}, K]{vectors} with batch dimensions that broadcast with "
+            f"those of {name}; got {name} {shape(A)} and B {shape(B if given is None else given)}"
         )
 
 

@@ -130,9 +130,8 @@ def test_results_do_not_depend_on_threads() -> None:
 
 
 def test_derivatives_and_registration() -> None:
-    A, B = torch.randn(2, 3, 3) / 3 + 2 * torch.eye(3), torch.randn(2, 3, 2)
-    check_registration("trsm", (A, B, True, False, False))
-    check_registration("trsm", (A[0], B[0], False, True, True))
+    A, B = torch.randn(2, 3, 3) / 3 + 2 * torch.eye(3), torch.randn(2, 3, 1)
+    check_registration("trsm", (A, B, False, True, True))
 
 
 def test_compiles_and_maps(device: Backend) -> None:

@@ -98,3 +98,21 @@ inline void solve_in_thread(threadgroup const float* a, substitution s, int n, t
     }
   }
 }
+
+// The same with the transpose of op(A), from the last row to the first.
+template <int ROWS>
+inline void solve_transposed_in_thread(
+    threadgroup const float* a, substitution s, int n, thread float* x) {
+  for (int i = ROWS - 1; i >= 0; --i) {
+    if (i < n) {
+      threadgroup const float* column = a + s.first + i * s.column;
+      float sum = x[i];
+      for (int j = i + 1; j < ROWS; ++j) {
+        if (j < n) {
+          sum -= column[j * s.row] * x[j];
+        }
+      }
+      x[i] = s.unit ? sum : sum / column[i * s.row];
+    }
+  }
+}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Launches of trsm."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,6 @@ from metalcore.metal.launch import (
     metal_kernel,
     round_up,
 )
-
-FILE = "linalg/trsm.metal"
 
 # Rows that a kernel solves at once, and right sides up to which their rows stand in lanes.
 BLOCK = 64
@@ -37,7 +37,7 @@ def steps(
     todo: list[Step] = []
     for start in starts:
         stop = min(n, start + BLOCK)
-        todo.append(_block(A, X, X, start, stop, (lower, transpose, unit_diagonal)))
+        todo.append(block("trsm", A, X, X, start, stop, (lower, transpose, unit_diagonal)))
         rest = slice(stop, n) if lower != transpose else slice(0, start)
         if X[:, rest].numel():
             left = A[:, start:stop, rest].mT if transpose else A[:, rest, start:stop]
@@ -45,36 +45,36 @@ def steps(
     return todo
 
 
-def _block(
-    A: Tensor, B: Tensor, X: Tensor, start: int, stop: int, kind: tuple[bool, bool, bool]
+def block(
+    op: str, A: Tensor, B: Tensor, X: Tensor, start: int, stop: int, kind: tuple[bool, bool, bool]
 ) -> Launch:
-    """The launch for rows `start` to `stop`, whose block of A stands on its diagonal."""
+    """The launch of `op` for rows `start` to `stop`, whose block of A stands on its diagonal; kind
+    is lower, transpose, unit diagonal."""
     batch, order, k = X.shape
     n = stop - start
-    where = (start * (order + 1), order, order * order, start * k, order * k, *map(int, kind))
-    simdgroups = policy("trsm", "metal")["simdgroups"]
+    where = (start * (order + 1), order, order * order, start * k, order * k)
+    args = (A, B, X, batch, n, k, *where, *map(int, kind))
+    simdgroups = policy(op, "metal")["simdgroups"]
     if k <= _FEW:
         width, keep = next(p for p in ((8, 1), (16, 1), (32, 1), (32, 2)) if n <= p[0] * p[1])
         share = SIMD_WIDTH // width
         rows = width * keep
         most = min(_A_TILE // (rows * (rows + 1)), _X_TILE // (rows * _FEW)) // share
         fit = min(simdgroups, most)
-        groups = -(-batch // (share * fit))
         return Launch(
-            FILE,
-            "trsm_rows",
+            f"linalg/{op}.metal",
+            f"{op}_rows",
             f"{width}x{keep}",
-            (A, B, X, batch, n, k, *where),
-            threads=(groups * fit * SIMD_WIDTH, 1, 1),
+            args,
+            threads=(-(-batch // (share * fit)) * fit * SIMD_WIDTH, 1, 1),
             group=(fit * SIMD_WIDTH, 1, 1),
         )
-    rows = next(r for r in (16, 32, 64) if n <= r)
     threads = min(simdgroups * SIMD_WIDTH, round_up(k, SIMD_WIDTH))
     return Launch(
-        FILE,
-        "trsm_columns",
-        f"{rows}",
-        (A, B, X, n, k, *where),
+        f"linalg/{op}.metal",
+        f"{op}_columns",
+        f"{next(r for r in (16, 32, 64) if n <= r)}",
+        args,
         threads=(round_up(k, threads), batch, 1),
         group=(threads, 1, 1),
     )
@@ -84,21 +84,30 @@ def _block(
 def plan(
     _: Values, A: Tensor, B: Tensor, lower: bool, transpose: bool, unit_diagonal: bool
 ) -> Planned | None:
+    kind = (lower, transpose, unit_diagonal)
+
+    def solve(A: Tensor, B: Tensor, X: Tensor) -> list[Step]:
+        if X.shape[-2] <= BLOCK:
+            return [block("trsm", A, B, X, 0, X.shape[-2], kind)]
+        blocks = steps(A, X, lower=lower, transpose=transpose, unit_diagonal=unit_diagonal)
+        return [Call(X.copy_, (B,)), *blocks]
+
+    return planned(A, B, solve)
+
+
+def planned(
+    A: Tensor, B: Tensor, solve: Callable[[Tensor, Tensor, Tensor], list[Step]]
+) -> Planned | None:
+    """`solve` for A and B of any dtype and batch: it gets them contiguous, in float32, with one
+    batch dimension, and X to be written."""
     if B.dtype not in MSL_TYPE:
         return None
-    shape, dtype = B.shape, B.dtype
-    n = shape[-2]
+    n, k = B.shape[-2:]
+    out = B.new_empty(B.shape)
     if B.numel() == 0:
-        return [], torch.empty_like(B, memory_format=torch.contiguous_format)
-    A = A.float().contiguous().view(-1, n, n)
-    B = B.float().contiguous().view(-1, n, shape[-1])
-    X = torch.empty_like(B)
-    if n <= BLOCK:
-        todo: list[Step] = [_block(A, B, X, 0, n, (lower, transpose, unit_diagonal))]
-    else:
-        todo = [Call(X.copy_, (B,))]
-        todo += steps(A, X, lower=lower, transpose=transpose, unit_diagonal=unit_diagonal)
-    if dtype == torch.float32:
-        return todo, X.view(shape)
-    rounded = X.new_empty(shape, dtype=dtype)
-    return [*todo, Call(rounded.copy_, (X.view(shape),))], rounded
+        return [], out
+    a, b = (x.float().contiguous().view(-1, *x.shape[-2:]) for x in (A, B))
+    if B.dtype == torch.float32:
+        return solve(a, b, out.view(-1, n, k)), out
+    X = torch.empty_like(b)
+    return [*solve(a, b, X), Call(out.copy_, (X.view(B.shape),))], out

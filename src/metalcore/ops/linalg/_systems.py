@@ -15,8 +15,13 @@ def are_vectors(A: Tensor, B: Tensor) -> bool:
 def as_one_batch(op: str, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """A [..., M, N] and B as [..., M, K], with the same batch dimensions."""
     given, B = B, B.unsqueeze(-1) if are_vectors(A, B) else B
-    if A.shape[:-1] != B.shape[:-1]:
-        expect_systems(op, A, B, given)
-        batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-        A, B = A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
-    return A, B
+    expect_systems(op, A, B, given=given)
+    return broadcast(A, B)
+
+
+def broadcast(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices with the same batch dimensions, where theirs broadcast."""
+    if A.shape[:-2] == B.shape[:-2]:
+        return A, B
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// Batches of triangular systems: op(A) X = B, or several op(A) of one A in turn. Few right sides:
+// small systems side by side, one per lane. Many: the right sides of one system stand in the lanes.
+// Large systems by BLAS.
+#pragma once
+
+#include <initializer_list>
+
+#include "../common/aten.h"
+#include "../common/policy.h"
+#include "triangular.h"
+
+namespace metalcore::cpu {
+
+using simd::kLanes;
+using triangular::Triangle;
+using Triangles = std::initializer_list<Triangle>;
+
+inline const Knob trsm_interleaved_up_to("trsm", "interleaved_up_to");
+inline const Knob trsm_rows_up_to("trsm", "rows_up_to");
+inline const Knob trsm_alone_up_to("trsm", "alone_up_to");
+
+template <typename T>
+void solve_interleaved(const Tensor& A, const Tensor& B, Triangles triangles, Tensor& X) {
+  const int64_t n = B.size(-2), k = B.size(-1), lda = lanes::padded(n);
+  const T *a = data<T>(A), *b = data<T>(B);
+  T* x = mutable_data<T>(X);
+  lanes::for_each_group<T>(X.numel() / (n * k), n * n * k, [&](int64_t first, int64_t count) {
+    T* w = lanes::workspace<T>(n * (lda + k) * kLanes<T>);
+    T* right = w + n * lda * kLanes<T>;
+    triangular::pack_triangle(a + first * n * n, n, lda, triangles.begin()->lower, n * n, count, w);
+    lanes::pack(b + first * n * k, n * k, n * k, count, right);
+    for (const Triangle t : triangles) triangular::solve_lanes(w, n, lda, t, right, k, k);
+    lanes::unpack(right, n * k, n * k, count, x + first * n * k);
+  });
+}
+
+// Columns that are solved at once: as many as stay in the caches beside A.
+constexpr int64_t kColumnsAtOnce = 32;
+
+template <typename T>
+void solve_in_rows(const Tensor& A, const Tensor& B, Triangles triangles, Tensor& X) {
+  const int64_t n = B.size(-2), k = B.size(-1);
+  const int64_t parts = (k + kColumnsAtOnce - 1) / kColumnsAtOnce, systems = X.numel() / (n * k);
+  const T *a = data<T>(A), *b = data<T>(B);
+  T* x = mutable_data<T>(X);
+  const int64_t grain = std::max<int64_t>(1, lanes::kGrainFlops / (n * n * kColumnsAtOnce));
+  parallel_for(0, systems * parts, grain, [&](int64_t begin, int64_t end) {
+    T* spare = lanes::workspace<T>(n * kLanes<T>);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t s = task / parts, c = task % parts * kColumnsAtOnce, at = s * n * k + c;
+      const int64_t some = std::min(kColumnsAtOnce, k - c);
+      for (int64_t i = 0; i < n; ++i) std::copy_n(b + at + i * k, some, x + at + i * k);
+      for (const Triangle t : triangles) {
+        triangular::solve_rows(a + s * n * n, n, n, t, x + at, some, k, spare);
+      }
+    }
+  });
+}
+
+// Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies. A single
+// column is both.
+inline Tensor solve_by_blas(const Tensor& A, const Tensor& B, Triangle t) {
+  const auto turned = [](const Tensor& x) { return torch::stable::transpose(x, -2, -1); };
+  if (B.size(-1) == 1) {
+    const auto [x] = aten<1>("aten::linalg_solve_triangular", "", t.transpose ? turned(A) : A, B,
+                             t.lower == t.transpose, true, t.unit);
+    return dense(x);
+  }
+  const auto [X] = aten<1>("aten::linalg_solve_triangular", "", t.transpose ? A : turned(A),
+                           turned(B), t.lower != t.transpose, false, t.unit);
+  return dense(turned(X));
+}
+
+// All triangles are one of A. All tensors are of T.
+template <typename T>
+Tensor solve_systems(const Tensor& A_in, const Tensor& B_in, Triangles triangles) {
+  const Tensor A = dense(A_in), B = dense(B_in);
+  const int64_t n = B.size(-2), k = B.size(-1);
+  if (B.numel() == 0) return cpu::empty_like(B);
+  const int64_t systems = B.numel() / (n * k);
+  const bool few = k < kLanes<T>, alone = systems * 2 <= kLanes<T>;
+  if (n > (few ? (alone ? trsm_alone_up_to : trsm_interleaved_up_to) : trsm_rows_up_to)) {
+    metalcore_variant = "lapack";
+    Tensor X = B;
+    for (const Triangle t : triangles) X = solve_by_blas(A, X, t);
+    return X;
+  }
+  Tensor X = cpu::empty_like(B);
+  if (few) {
+    metalcore_variant = "interleaved";
+    solve_interleaved<T>(A, B, triangles, X);
+  } else {
+    metalcore_variant = "rows";
+    solve_in_rows<T>(A, B, triangles, X);
+  }
+  return X;
+}
+
+// The same for any floating dtype: half types are solved in float and rounded once.
+inline Tensor solve_systems(const char* op, const Tensor& A, const Tensor& B, Triangles triangles) {
+  STD_TORCH_CHECK(
+      A.dim() == B.dim() && A.size(-1) == B.size(-2) && A.size(-2) == B.size(-2) &&
+          A.numel() * B.size(-1) == B.numel() * A.size(-1) && A.scalar_type() == B.scalar_type(),
+      op, ": the triangle must be [..., N, N] and B [..., N, K], of one dtype and batch");
+  const ScalarType dtype = accumulate_dtype(B.scalar_type());
+  const Tensor a = to_dtype(A, dtype), b = to_dtype(B, dtype);
+  const Tensor X = dtype == ScalarType::Double ? solve_systems<double>(a, b, triangles)
+                                               : solve_systems<float>(a, b, triangles);
+  return to_dtype(X, B.scalar_type());
+}
+
+}  // namespace metalcore::cpu

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// Batches of triangular systems of up to 64 rows: one op(A) X = B, or that of the transpose after
+// it.
+#pragma once
+
+#include "triangular.h"
+
+// A, B and X as blocks of larger matrices: the offset of the first element, and the elements from
+// one row (of X: k) and from one matrix to the next. X may be B.
+struct systems {
+  device const float* A;
+  device const float* B;
+  device float* X;
+  long count;
+  int n;
+  int k;
+  long a_row;
+  long a_matrix;
+  long x_matrix;
+};
+
+// Few right sides, k <= 16, with their rows in lanes: a matrix takes WIDTH lanes of a simdgroup,
+// which passes solved rows on by shuffles. Solves with A, then with the transpose of that if
+// `passes` is 2. `a_tile` has 4224 and `x_tile` 2048 values.
+template <int WIDTH, int KEEP>
+inline void solve_systems_by_rows(
+    systems all,
+    bool lower,
+    bool transpose,
+    bool unit,
+    int passes,
+    long simdgroup_in_grid,
+    uint simdgroup,
+    ushort thread_lane,
+    threadgroup float* a_tile,
+    threadgroup float* x_tile) {
+  constexpr int SHARE = 32 / WIDTH;
+  constexpr int ROWS = WIDTH * KEEP;
+  // an odd length, so that lanes that read a column each use a bank of their own
+  constexpr int LD = ROWS + 1;
+  const long first = simdgroup_in_grid * SHARE;
+  const int count = int(min(all.count - first, long(SHARE)));
+  if (count <= 0) {
+    return;
+  }
+  const int n = all.n;
+  const int values = n * all.k;
+  threadgroup float* a = a_tile + simdgroup * SHARE * ROWS * LD;
+  threadgroup float* x = x_tile + simdgroup * SHARE * ROWS * 16;
+  for (int m = 0; m < count; ++m) {
+    device const float* from = all.A + (first + m) * all.a_matrix;
+    load_square(from, all.a_row, n, LD, thread_lane, 32, a + m * ROWS * LD);
+  }
+  // the right sides of a matrix are contiguous
+  for (int e = thread_lane; e < count * values; e += 32) {
+    const int m = e / values;
+    x[e] = all.B[(first + m) * all.x_matrix + e - m * values];
+  }
+  // each lane now reads what others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+
+  // lanes without a matrix solve zeros with the last one, and store nothing
+  const int mine = min(int(thread_lane) / WIDTH, count - 1);
+  const bool owns = int(thread_lane) / WIDTH < count;
+  const ushort lane = thread_lane % WIDTH;
+  a += mine * ROWS * LD;
+  for (int pass = 0; pass < passes; ++pass) {
+    const bool turned = transpose != (pass == 1);
+    const bool forward = lower != turned;
+    const substitution s = substitute(n, LD, lower, turned, unit);
+    float diagonal[KEEP];
+    for (int r = 0; r < KEEP; ++r) {
+      const int i = r * WIDTH + lane;
+      diagonal[r] = i < n ? a[s.first + i * (s.row + s.column)] : 1.0f;
+    }
+    for (int c = 0; c < all.k; ++c) {
+      float kept[KEEP];
+      for (int r = 0; r < KEEP; ++r) {
+        const int i = r * WIDTH + lane;
+        const int at = mine * values + row_of(i, n, forward) * all.k + c;
+        kept[r] = owns && i < n ? x[at] : 0.0f;
+      }
+      solve_in_lanes<WIDTH, KEEP>(a, s, n, thread_lane - lane, lane, diagonal, kept);
+      for (int r = 0; r < KEEP; ++r) {
+        const int i = r * WIDTH + lane;
+        if (owns && i < n) {
+          x[mine * values + row_of(i, n, forward) * all.k + c] = kept[r];
+        }
+      }
+    }
+    // each lane now reads what others stored
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (int e = thread_lane; e < count * values; e += 32) {
+    const int m = e / values;
+    all.X[(first + m) * all.x_matrix + e - m * values] = x[e];
+  }
+}
+
+// The threads of a threadgroup share a matrix, and each takes a right side. `a` has 4096 values.
+template <int ROWS>
+inline void solve_systems_by_columns(
+    systems all,
+    bool lower,
+    bool transpose,
+    bool unit,
+    int passes,
+    uint2 group,
+    uint thread_index,
+    uint threads,
+    threadgroup float* a) {
+  const int n = all.n;
+  load_square(all.A + group.y * all.a_matrix, all.a_row, n, n, thread_index, threads, a);
+  // all of A is there
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  const long c = long(group.x) * threads + thread_index;
+  if (c >= all.k) {
+    return;
+  }
+  const long start = group.y * all.x_matrix + c;
+  const bool forward = lower != transpose;
+  float x[ROWS];
+  for (int i = 0; i < ROWS; ++i) {
+    x[i] = i < n ? all.B[start + long(row_of(i, n, forward)) * all.k] : 0.0f;
+  }
+  solve_in_thread<ROWS>(a, substitute(n, n, lower, transpose, unit), n, x);
+  if (passes == 2) {
+    solve_transposed_in_thread<ROWS>(a, substitute(n, n, lower, transpose, unit), n, x);
+  }
+  for (int i = 0; i < ROWS; ++i) {
+    if (i < n) {
+      all.X[start + long(row_of(i, n, forward)) * all.k] = x[i];
+    }
+  }
+}
