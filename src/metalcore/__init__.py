@@ -19,6 +19,8 @@ from metalcore.ops.linalg.householder import apply_householder, householder_vect
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals
 from metalcore.ops.linalg.cholesky_solve import cholesky_solve
+from metalcore.ops.linalg.lu import lu
+from metalcore.ops.linalg.solve import solve
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -82,6 +84,7 @@ __all__ = [
     "has_metal_kernels",
     "householder_vector",
     "linear_cross_entropy",
+    "lu",
     "metal",
     "metal_gelu",
     "metal_silu",
@@ -99,6 +102,7 @@ __all__ = [
     "svdvals",
     "swiglu",
     "swiglu_bwd",
+    "solve",
     "trace",
     "trsm",
     "trsm_batched",

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+// A X = B by P A = L U with partial pivoting: L Y = P B, then U X = Y.
+//
+// solve_simdgroup: n <= WIDTH, one matrix per WIDTH lanes, a row in each lane's registers.
+// solve_threadgroup: n <= 64, one matrix per threadgroup of 64 threads, in threadgroup memory.
+// Both read A once, and take up to 32 right sides at a time. solve_residual: B - A X, one thread
+// per value, in twice the precision.
+
+#include "lu.h"
+
+// Right sides that a lane holds in registers at a time.
+constant int COLUMNS = 4;
+
+template <int WIDTH>
+kernel void solve_simdgroup(
+    device const float* A [[buffer(0)]],
+    device const float* B [[buffer(1)]],
+    device float* X [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& batch [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant long& k [[buffer(6)]],
+    uint thread_index [[thread_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float tiles[4224];
+  threadgroup int orders[128];
+  threadgroup float* tile = tiles + simdgroup * 1056;
+  threadgroup int* order = orders + simdgroup * 32;
+  const long first = long(thread_index / 32) * (32 / WIDTH);
+  if (first >= batch) {
+    return;
+  }
+  const int count = int(min(batch - first, long(32 / WIDTH)));
+  const int row = int(lane % WIDTH);
+  const ushort base = ushort(lane - row);
+  const int rows = int(n);
+  const bool mine = int(lane / WIDTH) < count && row < rows;
+
+  load_rows<WIDTH>(A + first * n * n, rows, rows, n, count, lane, tile);
+  // the rows of A are in the tile
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  float a[WIDTH];
+  for (int j = 0; j < WIDTH; ++j) {
+    a[j] = mine && j < rows ? tile[lane * 33 + j] : 0.0f;
+  }
+  int position;
+  int failed;
+  factor_in_lanes<WIDTH>(a, rows, rows, row, base, position, failed);
+  order[base + position] = lane;
+  if (row == 0 && mine) {
+    info[first + lane / WIDTH] = failed;
+  }
+
+  B += first * n * k;
+  X += first * n * k;
+  for (long strip = 0; strip < k; strip += 32) {
+    const int width = int(min(k - strip, long(32)));
+    // nothing of the tile is still to be read
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    load_rows<WIDTH>(B + strip, rows, width, k, count, lane, tile);
+    // the rows of B are in the tile
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (int c = 0; c < width; c += COLUMNS) {
+      float b[COLUMNS];
+      for (int j = 0; j < COLUMNS; ++j) {
+        b[j] = mine && c + j < width ? tile[lane * 33 + c + j] : 0.0f;
+      }
+#pragma unroll
+      for (int p = 0; p < WIDTH; ++p) {
+        if (p < rows) {
+          const ushort from = lane_where<WIDTH>(position == p, base);
+          for (int j = 0; j < COLUMNS; ++j) {
+            const float y = simd_shuffle(b[j], from);
+            b[j] = position > p ? b[j] - a[p] * y : b[j];
+          }
+        }
+      }
+#pragma unroll
+      for (int p = WIDTH - 1; p >= 0; --p) {
+        if (p < rows) {
+          const ushort from = lane_where<WIDTH>(position == p, base);
+          for (int j = 0; j < COLUMNS; ++j) {
+            b[j] = position == p ? b[j] / a[p] : b[j];
+            const float x = simd_shuffle(b[j], from);
+            b[j] = position < p ? b[j] - a[p] * x : b[j];
+          }
+        }
+      }
+      for (int j = 0; j < COLUMNS; ++j) {
+        if (c + j < width) {
+          tile[lane * 33 + c + j] = b[j];
+        }
+      }
+    }
+    // the solution is in the tile, its rows as those of A
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (int e = lane; e < count * rows * width; e += 32) {
+      const int r = e / width;
+      X[r * k + strip + e % width] = tile[order[r / rows * WIDTH + r % rows] * 33 + e % width];
+    }
+  }
+}
+
+template <typename T>
+kernel void solve_threadgroup(
+    device const T* A [[buffer(0)]],
+    device const T* B [[buffer(1)]],
+    device T* X [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& k [[buffer(5)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint row [[thread_position_in_threadgroup]]) {
+  threadgroup float a[4160];
+  threadgroup float b[2112];
+  threadgroup float found[4];
+  threadgroup int place[4];
+  threadgroup int order[64];
+  const int rows = int(n);
+  for (int e = row; e < rows * rows; e += 64) {
+    a[e / rows * 65 + e % rows] = A[matrix * n * n + e];
+  }
+  // the matrix is in threadgroup memory
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  int position;
+  int failed;
+  factor_in_threadgroup(a, found, place, rows, rows, row, position, failed);
+  order[position] = row;
+  if (row == 0) {
+    info[matrix] = failed;
+  }
+
+  threadgroup const float* own_a = a + row * 65;
+  threadgroup float* own_b = b + row * 33;
+  B += matrix * n * k;
+  X += matrix * n * k;
+  for (long strip = 0; strip < k; strip += 32) {
+    const int width = int(min(k - strip, long(32)));
+    for (int e = row; e < rows * width; e += 64) {
+      b[e / width * 33 + e % width] = B[e / width * k + strip + e % width];
+    }
+    for (int p = 0; p < rows; ++p) {
+      // row p is as the step before left it
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (position > p && position < rows) {
+        threadgroup const float* y = b + order[p] * 33;
+        for (int c = 0; c < width; ++c) {
+          own_b[c] -= own_a[p] * y[c];
+        }
+      }
+    }
+    for (int p = rows - 1; p > 0; --p) {
+      // row p is as the step before left it
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (position < p) {
+        threadgroup const float* y = b + order[p] * 33;
+        const float pivot = a[order[p] * 65 + p];
+        for (int c = 0; c < width; ++c) {
+          own_b[c] -= own_a[p] * (y[c] / pivot);
+        }
+      }
+    }
+    // no row is still to be read without its division by the pivot
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int c = 0; c < width && position < rows; ++c) {
+      own_b[c] /= own_a[position];
+    }
+    // the solution is there, its rows as those of A
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int e = row; e < rows * width; e += 64) {
+      X[e / width * k + strip + e % width] = b[order[e / width] * 33 + e % width];
+    }
+    // the next right sides take the place of these
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// The sum of two floats without error is high + low.
+struct two_floats {
+  float high;
+  float low;
+};
+
+inline two_floats two_sum(float x, float y) {
+#pragma METAL fp contract(off)
+  const float sum = x + y;
+  const float of_y = sum - x;
+  return {sum, (x - (sum - of_y)) + (y - of_y)};
+}
+
+template <typename T>
+kernel void solve_residual(
+    device const T* A [[buffer(0)]],
+    device const T* X [[buffer(1)]],
+    device const T* B [[buffer(2)]],
+    device T* R [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& k [[buffer(5)]],
+    constant long& values [[buffer(6)]],
+    uint thread_index [[thread_position_in_grid]]) {
+#pragma METAL fp contract(off)
+  const long e = thread_index;
+  if (e >= values) {
+    return;
+  }
+  device const T* a = A + e / k * n;
+  device const T* x = X + e / (n * k) * (n * k) + e % k;
+  two_floats sum = {B[e], 0.0f};
+  for (long i = 0; i < n; ++i) {
+    const float product = -a[i] * x[i * k];
+    const float rest = fma(-a[i], x[i * k], -product);
+    const two_floats next = two_sum(sum.high, product);
+    sum = {next.high, sum.low + (next.low + rest)};
+  }
+  R[e] = sum.high + sum.low;
+}
+
+#define INSTANTIATE(function, variant)              \
+  template [[host_name(#function "_" #variant)]] [[ \
+      kernel]] decltype(function<variant>) function<variant>;
+
+INSTANTIATE(solve_simdgroup, 8)
+INSTANTIATE(solve_simdgroup, 16)
+INSTANTIATE(solve_simdgroup, 32)
+INSTANTIATE(solve_threadgroup, float)
+INSTANTIATE(solve_residual, float)
