@@ -19,6 +19,8 @@ from metalcore.ops.linalg.householder import apply_householder, householder_vect
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals
 from metalcore.ops.linalg.cholesky_solve import cholesky_solve
+from metalcore.ops.linalg.det import det, slogdet
+from metalcore.ops.linalg.inv import inv
 from metalcore.ops.linalg.lu import lu
 from metalcore.ops.linalg.solve import solve
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
@@ -77,6 +79,7 @@ __all__ = [
     "cross_entropy",
     "eigh",
     "eigvalsh",
+    "det",
     "fused_add_rmsnorm",
     "fused_softmax",
     "geglu",
@@ -84,6 +87,7 @@ __all__ = [
     "has_metal_kernels",
     "householder_vector",
     "linear_cross_entropy",
+    "inv",
     "lu",
     "metal",
     "metal_gelu",
@@ -102,6 +106,7 @@ __all__ = [
     "svdvals",
     "swiglu",
     "swiglu_bwd",
+    "slogdet",
     "solve",
     "trace",
     "trsm",

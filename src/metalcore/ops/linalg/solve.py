@@ -22,7 +22,7 @@ from metalcore.ops.linalg.lu import torch_is_ahead
 
 _WAY_OUT = "Use metalcore.lstsq or metalcore.pinv for singular matrices."
 
-_forward = Op("solve(Tensor A, Tensor B, bool refine) -> (Tensor X, Tensor info)", batched=True)
+forward = Op("solve(Tensor A, Tensor B, bool refine) -> (Tensor X, Tensor info)", batched=True)
 
 
 def solve(
@@ -59,7 +59,7 @@ def solve(
     same_batch = A.shape[:-1] == right.shape[:-1]
     if not same_batch:
         expect_systems("solve", A, right, B)
-    X, info = (_forward if same_batch else _broadcast)(A, right, refine)
+    X, info = (forward if same_batch else _broadcast)(A, right, refine)
     if vectors:
         X = X.squeeze(-1)
     if not check:
@@ -89,13 +89,13 @@ def _broadcast(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
     moved = list(range(-1 - len(shared), -1))
     columns = B.expand(*batch, *B.shape[-2:]).movedim(shared, moved)
     matrices = A.reshape(*own, *A.shape[-2:]).squeeze(shared).expand(*kept, *A.shape[-2:])
-    X, info = _forward(matrices, columns.flatten(-1 - len(shared)), refine)
+    X, info = forward(matrices, columns.flatten(-1 - len(shared)), refine)
     X = X.view(columns.shape).movedim(moved, shared)
     # of an empty batch, the matrices that it would have had are not known to be singular
     return X, info.reshape(A.shape[:-2]) if info.numel() else info.new_zeros(A.shape[:-2])
 
 
-@_forward.reference
+@forward.reference
 def _(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
     X, info = torch.linalg.solve_ex(accumulate(A), accumulate(B))
     return X.to(A.dtype).contiguous(), info
@@ -106,17 +106,17 @@ def _well_conditioned(batch: int, n: int, k: int, dtype: torch.dtype) -> tuple[T
     return A.to(dtype), torch.randn(batch, n, k).to(dtype)
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     return Example((*_well_conditioned(5, 9, 3, dtype), False), reduces_over=9)
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     return Example((*_well_conditioned(1, 40, 33, dtype), False), reduces_over=40)
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     return Example((*_well_conditioned(2, 9, 3, dtype), True), reduces_over=9)
 
@@ -126,10 +126,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(A, output[0])
 
 
-@_forward.gradient(save=_save)
+@forward.gradient(save=_save)
 def _(ctx: Any, dX: Tensor, _info: Any) -> Any:
     A, X = ctx.saved_tensors
-    dB = _forward(A.mT, dX, ctx.refine)[0]
+    dB = forward(A.mT, dX, ctx.refine)[0]
     dA = None
     if ctx.needs_input_grad[0]:
         dA = -(accumulate(dB) @ accumulate(X).mT).to(A.dtype)

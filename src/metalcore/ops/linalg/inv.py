@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""Inverses: the solutions of A X = I."""
+
+import torch
+from torch import Tensor
+
+from metalcore._check import LinAlgError, expect_factored, expect_float, expect_square, explain
+from metalcore._op import unwatched
+from metalcore.ops.linalg.lu import torch_is_ahead
+from metalcore.ops.linalg.solve import forward
+
+_WAY_OUT = "Use metalcore.pinv for singular matrices."
+
+
+def inv(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+    """Inverse of each matrix of a batch. `solve(A, B)` is faster and more accurate than inv(A) @ B.
+
+    Args:
+        A: square matrices, [..., N, N].
+        check: raise where A is singular. Without it nothing waits for the result.
+
+    Returns:
+        [..., N, N]; with `check=False` also info [...] (int32): 0, or the number of the first pivot
+        that is zero.
+
+    Example:
+        >>> X = metalcore.inv(torch.randn(200, 32, 32))
+    """
+    if check and unwatched() and torch_is_ahead("solve", A) and A.shape[-2] == A.shape[-1]:
+        try:
+            return torch.linalg.inv(A)  # type: ignore[no-any-return]
+        except LinAlgError as error:
+            explain("inv", error, _WAY_OUT)
+    expect_float("inv", A=A)
+    expect_square("inv", "A", A)
+    X, info = forward(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A), False)
+    if not check:
+        return X, info
+    expect_factored("inv", info, "linalg.inv", _WAY_OUT)
+    return X  # type: ignore[no-any-return]
