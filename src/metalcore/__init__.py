@@ -23,6 +23,7 @@ from metalcore.ops.linalg.det import det, slogdet
 from metalcore.ops.linalg.inv import inv
 from metalcore.ops.linalg.lu import lu
 from metalcore.ops.linalg.solve import solve
+from metalcore.ops.linalg.qr_solve import qr_solve
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
@@ -95,6 +96,7 @@ __all__ = [
     "nn",
     "optim",
     "qr",
+    "qr_solve",
     "rms_norm",
     "rope_forward",
     "rope_fwd",

@@ -37,7 +37,7 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         "qr",
         f'mode must be "reduced", "complete" or "r", got {mode!r}',
     )
-    if unwatched() and _torch_is_ahead(A, mode):
+    if unwatched() and torch_is_ahead(A, mode):
         return torch.linalg.qr(A, mode)  # type: ignore[no-any-return]
     expect_float("qr", A=A)
     expect_matrix("qr", "A", A)
@@ -45,7 +45,7 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return (R.new_empty(0) if mode == "r" else Q), R
 
 
-def _torch_is_ahead(A: Tensor, mode: str) -> bool:
+def torch_is_ahead(A: Tensor, mode: str) -> bool:
     """For one matrix or a few, which would leave lanes idle, and for large ones. The CPU kernel
     decides the same by its own lanes."""
     if A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64) or A.dim() < 2:
