@@ -35,6 +35,10 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
     Example:
         >>> x = metalcore.qr_solve(torch.randn(100, 32, 8), torch.randn(100, 32))
     """
+    recorded = torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
+    watched = recorded or not unwatched()
+    if not watched and _torch_is_ahead(A, B):
+        return torch.linalg.lstsq(A, B, driver="gels").solution  # type: ignore[no-any-return]
     expect_float("qr_solve", A=A, B=B)
     expect_same_dtype("qr_solve", A=A, B=B)
     expect_same_device("qr_solve", A=A, B=B)
@@ -47,12 +51,9 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
     )
     vectors, dtype = are_vectors(A, B), A.dtype
     A, B = as_one_batch("qr_solve", accumulate(A), accumulate(B))
-    recorded = torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
-    if recorded or not unwatched():
+    if watched:
         Q, R = qr(A)
         X = trsm(R, Q.mT @ B, lower=False)
-    elif _torch_is_ahead(A, B):
-        X = torch.linalg.lstsq(A, B, driver="gels").solution
     else:
         # the R of [A B] holds Q^T B, so that Q is not needed
         R = qr(torch.cat([A, B], -1), "r")[1][..., :n, :]
@@ -63,5 +64,13 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
 
 def _torch_is_ahead(A: Tensor, B: Tensor) -> bool:
     """For one system, and where torch factors A faster. LAPACK refuses systems without unknowns."""
-    one = A.device.type == "cpu" and A.shape[:-2].numel() == 1
-    return A.numel() > 0 and B.numel() > 0 and (one or torch_is_ahead(A, "r"))
+    if A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
+        return False
+    return (
+        A.dtype == B.dtype
+        and A.dim() == B.dim() >= 2
+        and A.shape[:-1] == B.shape[:-1]
+        and A.shape[-2] >= A.shape[-1] > 0
+        and B.numel() > 0
+        and (A.shape[:-2].numel() == 1 or torch_is_ahead(A, "r"))
+    )
