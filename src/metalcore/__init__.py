@@ -14,8 +14,12 @@ from metalcore.nn import (
     RotaryEmbedding,
 )
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.cond import cond
 from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
+from metalcore.ops.linalg.lstsq import lstsq
+from metalcore.ops.linalg.matrix_rank import matrix_rank
+from metalcore.ops.linalg.pinv import pinv
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals
 from metalcore.ops.linalg.cholesky_solve import cholesky_solve
@@ -77,6 +81,7 @@ __all__ = [
     "bias_silu",
     "cholesky",
     "cholesky_solve",
+    "cond",
     "cross_entropy",
     "eigh",
     "eigvalsh",
@@ -90,11 +95,14 @@ __all__ = [
     "linear_cross_entropy",
     "inv",
     "lu",
+    "lstsq",
+    "matrix_rank",
     "metal",
     "metal_gelu",
     "metal_silu",
     "nn",
     "optim",
+    "pinv",
     "qr",
     "qr_solve",
     "rms_norm",

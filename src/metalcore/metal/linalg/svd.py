@@ -68,9 +68,8 @@ def _decompose(
         if max(rows, columns) <= SIMD_WIDTH:
             steps.append(_simdgroup(policy, x, (U, S, V, info), vectors))
         else:
-            flat = [y.view(-1, *y.shape[len(batch) :]) for y in (U, S, V)] if vectors else [U, S, V]
-            flat[1] = S.view(-1, K)
-            steps += _blocked(policy, x, (*flat, info.view(-1)), vectors)
+            flat_U, flat_V = (y.flatten(0, -3) if y.dim() > 2 else y for y in (U, V))
+            steps += _blocked(policy, x, (flat_U, S.view(-1, K), flat_V, info.view(-1)), vectors)
     if A.dtype == torch.float32:
         return steps, (U, S, V, info)
     rounded = [torch.empty_like(y, dtype=A.dtype) for y in (U, S, V)]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Moore-Penrose pseudo-inverse: V diag(1 / S) U^T over the singular values that count."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metalcore._check import expect_float, expect_matrix, expect_square
+from metalcore._op import accumulate, accumulate_dtype
+from metalcore.ops.linalg.svd import svd
+
+
+def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
+    """Pseudo-inverse of each matrix of a batch.
+
+    Its gradient needs no gaps between singular values, but a rank that does not change nearby.
+
+    Args:
+        A: [..., M, N].
+        rcond: singular values up to this times the largest count as zero; a number, or [...].
+            Default max(M, N) times the machine epsilon, as torch has it.
+        hermitian: A is symmetric, which is not checked: its lower triangle is read.
+
+    Returns:
+        [..., N, M].
+
+    Example:
+        >>> X = metalcore.pinv(A) @ B
+    """
+    expect_float("pinv", A=A)
+    if hermitian:
+        expect_square("pinv", "A", A)
+    else:
+        expect_matrix("pinv", "A", A)
+    P: Tensor = _Pinv.apply(accumulate(A), cutoff(A, rcond), hermitian)  # type: ignore[no-untyped-call]
+    return P.to(A.dtype)
+
+
+def cutoff(A: Tensor, rcond: float | Tensor | None) -> float | Tensor:
+    """rcond, or torch's default for it, to compare with singular values [..., K]."""
+    if rcond is None:
+        return max(A.shape[-2:]) * float(torch.finfo(accumulate_dtype(A)).eps)
+    return rcond[..., None].to(A.device) if isinstance(rcond, Tensor) else rcond
+
+
+def inverted(S: Tensor, rcond: float | Tensor) -> Tensor:
+    """1 / S where S counts, else 0. The largest is the first."""
+    return torch.where(rcond * S[..., :1] < S, 1 / S, torch.zeros_like(S))
+
+
+class _Pinv(torch.autograd.Function):
+    """The gradient is torch's formula (Golub and Pereyra), which is by products alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(A: Tensor, rcond: float | Tensor, hermitian: bool) -> Tensor:
+        if min(A.shape[-2:]) == 0:
+            return A.new_zeros(A.mT.shape)
+        if hermitian:
+            L, Q = torch.linalg.eigh(A)
+            counts = L.abs() > rcond * L.abs().amax(-1, keepdim=True)
+            P: Tensor = (Q * torch.where(counts, 1 / L, torch.zeros_like(L))[..., None, :]) @ Q.mT
+        else:
+            U, S, V = svd(A)
+            P = (V * inverted(S, rcond)[..., None, :]) @ U.mT
+        return P
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, dP: Tensor) -> Any:
+        A, P = ctx.saved_tensors
+        G = dP.mT
+        if A.shape[-2] <= A.shape[-1]:
+            K = G @ P
+            KPt = K @ P.mT
+            dA = KPt - (P @ K).mT - (A @ P) @ KPt + (P.mT @ P) @ (G - K @ A)
+        else:
+            K = P @ G
+            PtK = P.mT @ K
+            dA = PtK - (K @ P).mT - (PtK @ P) @ A + ((G - A @ K) @ P) @ P.mT
+        return dA, None, None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+import pytest
+import torch
+from torch import Tensor
+
+import metalcore
+from metalcore._accuracy import error, tolerance
+from tests.backends import Backend
+
+NAME = "lstsq"
+
+
+def _truth(A: Tensor, B: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.linalg.lstsq(A.cpu().double(), B.cpu().double(), driver="gelsd"))
+
+
+@pytest.mark.parametrize("size", [(7, 3), (3, 7), (5, 5), (4, 1)])
+def test_equals_torch(backend: Backend, size: tuple[int, int]) -> None:
+    for dtype in backend.dtypes:
+        A, B = backend.randn(4, *size, dtype=dtype), backend.randn(4, size[0], 2, dtype=dtype)
+        found, truth = metalcore.lstsq(A, B), _truth(A, B)
+        worst = torch.linalg.cond(A.cpu().double()).square().max().item()
+        for i in (0, 1, 3):
+            assert error(found[i], truth[i]) <= tolerance("svd", dtype, 16) * worst
+        assert found.rank.cpu().equal(truth[2])
+
+
+@pytest.mark.parametrize("size", [(60, 30), (30, 30), (30, 60)])
+def test_one_large_system(size: tuple[int, int]) -> None:
+    A, B = torch.randn(size, dtype=torch.float64), torch.randn(size[0], 3, dtype=torch.float64)
+    for a, b in zip(metalcore.lstsq(A, B), _truth(A, B), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("size", [(2, 8, 6), (2, 6, 8), (40, 20)])
+def test_of_many_solutions_the_smallest(size: tuple[int, ...]) -> None:
+    *batch, m, n = size
+    A = torch.randn(*batch, m, 3).double() @ torch.randn(*batch, 3, n).double()
+    B = torch.randn(*batch, m, 2).double()
+    found, truth = metalcore.lstsq(A, B), _truth(A, B)
+    torch.testing.assert_close(found.solution, truth[0])
+    assert (found.rank == 3).all()
+    assert found.residuals.numel() == 0
+
+
+def test_vectors_and_broadcast_batches() -> None:
+    A, b = torch.randn(3, 5, 2).double(), torch.randn(3, 5).double()
+    found = metalcore.lstsq(A, b)
+    whole = metalcore.lstsq(A, b[..., None])
+    torch.testing.assert_close(found.solution, whole.solution[..., 0])
+    torch.testing.assert_close(found.residuals, whole.residuals[..., 0])
+    wide = metalcore.lstsq(A[:1], torch.randn(4, 5, 1).double())
+    assert wide.solution.shape == (4, 2, 1)
+
+
+def test_the_cut_off() -> None:
+    A, b = torch.diag(torch.tensor([1.0, 1e-4])), torch.ones(2)
+    assert metalcore.lstsq(A, b, 1e-3).solution.tolist() == [1, 0]
+    assert metalcore.lstsq(A, b).rank == 2
+
+
+@pytest.mark.parametrize("size", [(5, 3), (3, 5)])
+def test_gradients(size: tuple[int, int]) -> None:
+    A = torch.randn(2, *size, dtype=torch.float64, requires_grad=True)
+    B = torch.randn(2, size[0], 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda A, B: metalcore.lstsq(A, B).solution, (A, B))
+
+
+def test_errors_name_what_came() -> None:
+    with pytest.raises(TypeError, match=r"^lstsq: .*one dtype"):
+        metalcore.lstsq(torch.randn(3, 2), torch.randn(3).double())
+    with pytest.raises(ValueError, match=r"^lstsq: "):
+        metalcore.lstsq(torch.randn(3, 2), torch.randn(4, 1))
