@@ -34,7 +34,7 @@ def test_gradients(p: str | None) -> None:
 
 
 def test_errors_name_what_came() -> None:
-    with pytest.raises(ValueError, match=r"^cond: p must be None, .* got 3"):
+    with pytest.raises(ValueError, match=rf"^{NAME}: p must be None, .* got 3"):
         metalcore.cond(torch.eye(2), 3)
-    with pytest.raises(ValueError, match=r"^cond: A must be square"):
+    with pytest.raises(ValueError, match=rf"^{NAME}: A must be square"):
         metalcore.cond(torch.randn(2, 3), "fro")

@@ -67,7 +67,7 @@ def test_gradients(size: tuple[int, int]) -> None:
 
 
 def test_errors_name_what_came() -> None:
-    with pytest.raises(TypeError, match=r"^lstsq: .*one dtype"):
+    with pytest.raises(TypeError, match=rf"^{NAME}: .*one dtype"):
         metalcore.lstsq(torch.randn(3, 2), torch.randn(3).double())
-    with pytest.raises(ValueError, match=r"^lstsq: "):
+    with pytest.raises(ValueError, match=rf"^{NAME}: "):
         metalcore.lstsq(torch.randn(3, 2), torch.randn(4, 1))

@@ -31,5 +31,5 @@ def test_cut_offs_are_those_of_torch() -> None:
 
 def test_empty_and_wrong() -> None:
     assert metalcore.matrix_rank(torch.randn(2, 0, 3)).tolist() == [0, 0]
-    with pytest.raises(ValueError, match=r"^matrix_rank: A must be square"):
+    with pytest.raises(ValueError, match=rf"^{NAME}: A must be square"):
         metalcore.matrix_rank(torch.randn(2, 3), hermitian=True)

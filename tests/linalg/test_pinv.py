@@ -80,7 +80,7 @@ def test_maps() -> None:
 
 
 def test_errors_name_what_came() -> None:
-    with pytest.raises(ValueError, match=r"^pinv: A must be square matrices"):
+    with pytest.raises(ValueError, match=rf"^{NAME}: A must be square matrices"):
         metalcore.pinv(torch.randn(3, 2), hermitian=True)
     with pytest.raises(LinAlgError, match="Look for NaN"):
         metalcore.pinv(torch.full((2, 3, 3), torch.nan))

@@ -32,10 +32,7 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         p in _ORDERS, "cond", f"p must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {p!r}"
     )
     expect_float("cond", A=A)
-    if p in (None, 2, -2):
-        expect_matrix("cond", "A", A)
-    else:
-        expect_square("cond", "A", A)
+    (expect_matrix if p in (None, 2, -2) else expect_square)("cond", "A", A)
     if A.numel() == 0:
         return A.new_zeros(A.shape[:-2])
     X = accumulate(A)

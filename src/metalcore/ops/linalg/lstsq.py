@@ -10,7 +10,7 @@ from metalcore._check import expect_float, expect_matrix, expect_same_dtype
 from metalcore._op import accumulate
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, inverted, pinv
-from metalcore.ops.linalg.svd import svd, svdvals
+from metalcore.ops.linalg.svd import svd, svdvals, torch_is_ahead
 
 
 class LeastSquares(NamedTuple):
@@ -22,7 +22,7 @@ class LeastSquares(NamedTuple):
     singular_values: Tensor
 
 
-# Fewest columns of a single matrix that goes by QR: below, its singular vectors take no longer.
+# Fewest columns of a single matrix that goes by QR: below, torch's singular vectors take no longer.
 _QR_FROM = 16
 
 
@@ -44,6 +44,15 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     Example:
         >>> X, residuals, rank, S = metalcore.lstsq(A, B)
     """
+    if (
+        torch_is_ahead(A, least=1)
+        and (A.shape[1] < _QR_FROM or A.shape[0] < A.shape[1])
+        and B.dim() == 2
+        and B.dtype == A.dtype
+        and B.shape[0] == A.shape[0]
+        and not isinstance(rcond, Tensor)
+    ):
+        return LeastSquares(*torch.linalg.lstsq(A, B, rcond=rcond, driver="gelsd"))
     expect_float("lstsq", A=A, B=B)
     expect_matrix("lstsq", "A", A)
     expect_same_dtype("lstsq", A=A, B=B)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
-from metalcore.ops.linalg.svd import svdvals
+from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
 
 
 def matrix_rank(
@@ -33,11 +33,10 @@ def matrix_rank(
         >>> metalcore.matrix_rank(torch.ones(3, 3))
         tensor(1)
     """
+    if torch_is_ahead(A, least=1) and not hermitian:
+        return torch.linalg.matrix_rank(A, atol=atol, rtol=rtol)  # type: ignore[no-any-return]
     expect_float("matrix_rank", A=A)
-    if hermitian:
-        expect_square("matrix_rank", "A", A)
-    else:
-        expect_matrix("matrix_rank", "A", A)
+    (expect_square if hermitian else expect_matrix)("matrix_rank", "A", A)
     X = accumulate(A.detach())
     S: Tensor = torch.linalg.eigvalsh(X).abs() if hermitian else svdvals(X)
     if S.shape[-1] == 0:

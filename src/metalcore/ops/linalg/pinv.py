@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_float, expect_matrix, expect_square
+from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
 from metalcore._op import accumulate, accumulate_dtype
-from metalcore.ops.linalg.svd import svd
+from metalcore.ops.linalg.svd import WAY_OUT, svd, torch_is_ahead
 
 
 def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
@@ -28,13 +28,21 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
     Example:
         >>> X = metalcore.pinv(A) @ B
     """
+    if torch_is_ahead(A, least=1) and not (hermitian and A.shape[0] != A.shape[1]):
+        return _call_torch(A, rcond, hermitian)
     expect_float("pinv", A=A)
-    if hermitian:
-        expect_square("pinv", "A", A)
-    else:
-        expect_matrix("pinv", "A", A)
+    (expect_square if hermitian else expect_matrix)("pinv", "A", A)
     P: Tensor = _Pinv.apply(accumulate(A), cutoff(A, rcond), hermitian)  # type: ignore[no-untyped-call]
     return P.to(A.dtype)
+
+
+def _call_torch(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
+    wide = A.shape[0] < A.shape[1]
+    try:
+        P: Tensor = torch.linalg.pinv(A.mT if wide else A, rtol=rcond, hermitian=hermitian)
+    except LinAlgError as error:
+        explain("pinv", error, WAY_OUT)
+    return P.mT if wide else P
 
 
 def cutoff(A: Tensor, rcond: float | Tensor | None) -> float | Tensor:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Singular value decomposition: A = U diag(S) V^T, S descending."""
 
-import math
 from typing import Any
 
 import torch
@@ -11,8 +10,12 @@ from metalcore._check import LinAlgError, expect_factored, expect_float, expect_
 from metalcore._op import Example, Op, accumulate, unwatched
 from metalcore._policy import policy
 
-_WAY_OUT = "Look for NaN and inf in A."
-_NOT_FINITE = -4  # the info of LAPACK
+WAY_OUT = "Look for NaN and inf in A."
+_KNOBS = policy("svd", "cpu")
+# Smaller matrices than this are decomposed in lanes even alone.
+_ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
+_GRAM_FROM: int = _KNOBS["gram_from"]
+_GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
 
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
@@ -33,7 +36,8 @@ def svd(
         A: [..., M, N].
         full_matrices: return all M columns of U and all N of V, not only the first min(M, N).
         compute_uv: without it U and V are None, and nothing is spent on them.
-        check: raise for input that is not finite. Without it nothing waits for the result.
+        check: raise for input that is not finite; single matrices are left to torch, which returns
+            NaN for inf. Without it nothing waits for the result.
 
     Returns:
         U [..., M, K], S [..., K] descending, V [..., N, K] (not its transpose), K = min(M, N); with
@@ -46,14 +50,14 @@ def svd(
     if not compute_uv:
         values = svdvals(A, check=check)
         return (None, values, None) if check else (None, values[0], None, values[1])
-    if check and unwatched() and _torch_is_ahead(A):
+    if check and torch_is_ahead(A, least=_ALONE):
         return _call_torch(A, full_matrices)
     expect_float("svd", A=A)
     expect_matrix("svd", "A", A)
     U, S, V, info = _forward(A, full_matrices)
     if not check:
         return U, S, V, info
-    expect_factored("svd", info, "linalg.svd", _WAY_OUT)
+    expect_factored("svd", info, "linalg.svd", WAY_OUT)
     return U, S, V
 
 
@@ -70,56 +74,52 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     Example:
         >>> S = metalcore.svdvals(A)
     """
+    if check and torch_is_ahead(A, least=_ALONE):
+        return _call_torch_for_values(A)
     expect_float("svdvals", A=A)
     expect_matrix("svdvals", "A", A)
     if torch.is_grad_enabled() and A.requires_grad:
         # the gradient needs the vectors
         _, S, _, info = _forward(A, False)
-    elif check and unwatched() and _torch_is_ahead(A):
-        return _call_torch_for_values(A)
     else:
         S, info = _values(A)
     if not check:
         return S, info
-    expect_factored("svdvals", info, "linalg.svd", _WAY_OUT)
+    expect_factored("svdvals", info, "linalg.svd", WAY_OUT)
     return S
 
 
-def _torch_is_ahead(A: Tensor) -> bool:
-    """For single matrices that are neither tiny nor large enough for what the kernel knows."""
-    if A.dim() != 2 or A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
+def torch_is_ahead(A: Tensor, *, least: int) -> bool:
+    """Whether a public function may leave A to torch: one matrix that is neither smaller than
+    `least` nor large enough for what the kernel knows."""
+    if A.dim() != 2 or not A.is_cpu:
         return False
-    m, n, knobs = max(A.shape), min(A.shape), policy("svd", "cpu")
-    gram_from: int = knobs["gram_from" if m >= 2 * n else "gram_square_from"]
-    return bool(knobs["interleaved_alone_up_to"] < n) and (
-        A.dtype == torch.float64 or n < gram_from
+    m, n = A.shape
+    if n > m:
+        m, n = n, m
+    gram_from = _GRAM_FROM if m >= 2 * n else _GRAM_SQUARE_FROM
+    return (
+        n >= least
+        and (A.dtype == torch.float64 or (A.dtype == torch.float32 and n < gram_from))
+        and unwatched()
     )
 
 
 def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
     """torch's svd. It is up to twice as fast for long matrices as for wide ones."""
-    wide = A.shape[-2] < A.shape[-1]
+    wide = A.shape[0] < A.shape[1]
     try:
         U, S, Vh = torch.linalg.svd(A.mT if wide else A, full_matrices=full_matrices)
     except LinAlgError as error:
-        explain("svd", error, _WAY_OUT)
-    _expect_finite("svd", S)
+        explain("svd", error, WAY_OUT)
     return (Vh.mT, S, U) if wide else (U, S, Vh.mT)
 
 
 def _call_torch_for_values(A: Tensor) -> Tensor:
     try:
-        S: Tensor = torch.linalg.svdvals(A.mT if A.shape[-2] < A.shape[-1] else A)
+        return torch.linalg.svdvals(A.mT if A.shape[0] < A.shape[1] else A)  # type: ignore[no-any-return]
     except LinAlgError as error:
-        explain("svdvals", error, _WAY_OUT)
-    _expect_finite("svdvals", S)
-    return S
-
-
-def _expect_finite(op: str, S: Tensor) -> None:
-    """torch raises for NaN in A, and returns it for inf."""
-    if not math.isfinite(S[0].item()):
-        expect_factored(op, S.new_full((), _NOT_FINITE, dtype=torch.int32), "linalg.svd", _WAY_OUT)
+        explain("svdvals", error, WAY_OUT)
 
 
 @_forward.reference
