@@ -29,11 +29,19 @@ from metalcore.ops.linalg.lu import lu
 from metalcore.ops.linalg.solve import solve
 from metalcore.ops.linalg.qr_solve import qr_solve
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
+    MetalLayerNorm,
+    MetalRMSNorm,
+    MetalSiLU,
+    MetalSoftmax,
+)
+from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.train.add_layer_norm import add_layer_norm, fused_add_layernorm
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
+from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -67,12 +75,14 @@ __all__ = [
     "FusedAddRMSNorm",
     "MetalAdamW",
     "MetalGELU",
+    "MetalLayerNorm",
     "MetalRMSNorm",
     "MetalSiLU",
     "MetalSoftmax",
     "RMSNormFunction",
     "Record",
     "RotaryEmbedding",
+    "add_layer_norm",
     "add_rms_norm",
     "apply_householder",
     "apply_rotary_pos_emb",
@@ -86,6 +96,7 @@ __all__ = [
     "eigh",
     "eigvalsh",
     "det",
+    "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_softmax",
     "geglu",
@@ -97,6 +108,7 @@ __all__ = [
     "lu",
     "lstsq",
     "matrix_rank",
+    "layer_norm",
     "metal",
     "metal_gelu",
     "metal_silu",

@@ -9,6 +9,7 @@ from torch import Tensor
 from metalcore._check import expect
 from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm
 from metalcore.ops.train.gelu import gelu
+from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
 from metalcore.ops.train.silu import silu
 from metalcore.ops.train.softmax import softmax
@@ -48,6 +49,17 @@ class RMSNorm(torch.nn.RMSNorm):
         return rms_norm(
             x, self.weight, self.eps, normalized_shape=shape, weight_offset=self.weight_offset
         )
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` computed by metalcore: same arguments, same state_dict.
+
+    Example:
+        >>> y = metalcore.nn.LayerNorm(1025)(torch.randn(2, 5, 1025))
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class FusedAddRMSNorm(torch.nn.Module):
@@ -166,6 +178,7 @@ class Softmax(torch.nn.Softmax):
         return softmax(x, -1 if self.dim is None else self.dim)
 
 
+MetalLayerNorm = LayerNorm
 MetalRMSNorm = RMSNorm
 MetalSiLU = SiLU
 MetalGELU = GELU

@@ -62,6 +62,7 @@ struct Pair {
   Pair operator-(Pair o) const { return {first - o.first, second - o.second}; }
   Pair operator*(Pair o) const { return {first * o.first, second * o.second}; }
   Pair operator*(A s) const { return {first * s, second * s}; }
+  Pair operator-(A s) const { return {first - s, second - s}; }
   void operator+=(Pair o) {
     first += o.first;
     second += o.second;

@@ -11,17 +11,18 @@ namespace metalcore::cpu {
 
 using simd::Acc;
 
-// weight_offset + weight (1 where there is no weight), [n], in the order of Pairs of T.
+// offset + weight (`none` where there is no weight), [n], in the order of Pairs of T.
 template <typename T>
 class Scale {
  public:
-  Scale(const std::optional<Tensor>& weight, double offset, int64_t n, const char* op) {
+  Scale(const std::optional<Tensor>& weight, double offset, int64_t n, const char* op,
+        Acc<T> none = 1) {
     if (!weight) {
-      copy_.assign(padded(n), 1);
+      copy_.assign(padded(n), none);
       return;
     }
     const Tensor w = dense(*weight);
-    STD_TORCH_CHECK(w.numel() == n, op, ": weight must have as many values as a row of x");
+    STD_TORCH_CHECK(w.numel() == n, op, ": weights must have as many values as a row of x");
     if (std::is_same_v<T, Acc<T>> && w.scalar_type() == dtype_of<T>() && offset == 0) {
       keep_ = w;
       values_ = data<Acc<T>>(w);
@@ -104,6 +105,54 @@ void scale_row(const T* x, Acc<T> rstd, const Acc<T>* scale, int64_t n, T* y, bo
     // the next row: memory would idle during this pass. 1.2x for bfloat16 1024 x 4096
     __builtin_prefetch(x + n + i);
     put(y + i, simd::load(x + i, elements) * rstd * load_scale<T>(scale + i, elements));
+  });
+}
+
+// v, with `value` in the places past the first few.
+template <typename T>
+simd::Pair<Acc<T>> fill_rest(simd::Pair<Acc<T>> v, simd::First first, Acc<T> value) {
+  Acc<T> values[simd::kStep<T>];
+  simd::store(values, v);
+  for (int64_t i = first.count; i < simd::kStep<T>; ++i) values[simd::slot<T>(i)] = value;
+  return simd::load(values);
+}
+
+template <typename T>
+simd::Pair<Acc<T>> fill_rest(simd::Pair<Acc<T>> v, simd::All, Acc<T>) {
+  return v;
+}
+
+// Blocks of rows that each sum the gradients of weights on their own. Fixed by the shape, never by
+// the number of threads, so that the result is the same for any number of them.
+struct RowBlocks {
+  int64_t rows, count, rows_each;
+
+  explicit RowBlocks(int64_t rows) : rows(rows) {
+    constexpr int64_t kRowsEach = 8, kMost = 64;
+    count = std::clamp((rows + kRowsEach - 1) / kRowsEach, int64_t(1), kMost);
+    rows_each = (rows + count - 1) / count;
+  }
+
+  int64_t first(int64_t block) const { return block * rows_each; }
+  int64_t last(int64_t block) const { return std::min(rows, (block + 1) * rows_each); }
+};
+
+// out[i] = sum over blocks, in order, of partial[block * step + i]; partial is in the order of T.
+template <typename T>
+void sum_blocks(Acc<T>* partial, int64_t blocks, int64_t step, Tensor& out) {
+  const int64_t n = out.numel(), kStep = simd::kStep<T>, width = (n + kStep - 1) / kStep * kStep;
+  parallel_for(0, width, kGrainElements / blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t b = 1; b < blocks; ++b) {
+      const Acc<T>* block = partial + b * step;
+      for (int64_t i = begin; i < end; ++i) partial[i] += block[i];
+    }
+  });
+  dispatch_float(out.scalar_type(), "norm", [&](auto type) {
+    using W = decltype(type);
+    W* values = mutable_data<W>(out);
+    for (int64_t i = 0; i < n; ++i) {
+      values[i] = static_cast<W>(partial[i / kStep * kStep + simd::slot<T>(i % kStep)]);
+    }
   });
 }
 

@@ -4,18 +4,13 @@
 //   dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
 //   dweight = sum(dy * x * rstd)
 
-#include "norm.h"
-
 #include <memory>
 #include <tuple>
 
+#include "norm.h"
+
 namespace metalcore::cpu {
 namespace {
-
-// Blocks of rows that each sum dweight on their own. Fixed by the shape, never by the number of
-// threads, so that the result is the same for any number of them.
-constexpr int64_t kRowsPerBlock = 8;
-constexpr int64_t kMaxBlocks = 64;
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> weight, double eps,
                                     double weight_offset) {
@@ -78,25 +73,6 @@ struct BackwardRows {
   }
 };
 
-// dweight[i] = sum over blocks, in order, of partial[block, i]; partial is in the order of T.
-template <typename T>
-void sum_blocks(Acc<T>* partial, int64_t blocks, int64_t width, int64_t n, Tensor& dweight) {
-  parallel_for(0, width, kGrainElements / blocks, [&](int64_t begin, int64_t end) {
-    for (int64_t b = 1; b < blocks; ++b) {
-      const Acc<T>* block = partial + b * width;
-      for (int64_t i = begin; i < end; ++i) partial[i] += block[i];
-    }
-  });
-  dispatch_float(dweight.scalar_type(), "rms_norm_backward", [&](auto type) {
-    using W = decltype(type);
-    constexpr int64_t kStep = simd::kStep<T>;
-    W* out = mutable_data<W>(dweight);
-    for (int64_t i = 0; i < n; ++i) {
-      out[i] = static_cast<W>(partial[i / kStep * kStep + simd::slot<T>(i % kStep)]);
-    }
-  });
-}
-
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& x_in,
                                              std::optional<Tensor> weight, const Tensor& rstd_in,
                                              double weight_offset, std::optional<Tensor> dsum_in,
@@ -109,10 +85,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
     dsum = dense(*dsum_in);
     expect_like("rms_norm_backward", "dsum", *dsum, x);
   }
-  const int64_t n = x.size(-1), rows = rstd.numel();
-  const int64_t blocks =
-      std::clamp((rows + kRowsPerBlock - 1) / kRowsPerBlock, int64_t(1), kMaxBlocks);
-  const int64_t rows_per_block = (rows + blocks - 1) / blocks;
+  const int64_t n = x.size(-1);
+  const RowBlocks blocks(rstd.numel());
   const bool sums = weight && need_dweight;
 
   constexpr int64_t kNothing = 0;
@@ -124,7 +98,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
     const Scale<T> scale(weight, weight_offset, n, "rms_norm_backward");
     // Whole Pairs per block, so that a row's end can be added without care.
     const int64_t width = (n + simd::kStep<T> - 1) / simd::kStep<T> * simd::kStep<T>;
-    const auto partial = std::make_unique_for_overwrite<A[]>(sums ? blocks * width : 0);
+    const auto partial = std::make_unique_for_overwrite<A[]>(sums ? blocks.count * width : 0);
     const bool streams = streams_past_cache<T>(dx, n);
     metalcore_variant = streams ? "blocks_streamed" : "blocks";
     const BackwardRows<T> backward{data<T>(dy),
@@ -135,18 +109,17 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
                                    mutable_data<T>(dx),
                                    n,
                                    streams};
-    parallel_for(0, blocks, grain_rows(n * rows_per_block), [&](int64_t first, int64_t last) {
-      for (int64_t b = first; b < last; ++b) {
-        A* dweight_part = sums ? partial.get() + b * width : nullptr;
-        if (sums) std::fill_n(dweight_part, width, A(0));
-        const int64_t end = std::min(rows, (b + 1) * rows_per_block);
-        for (int64_t r = b * rows_per_block; r < end; ++r) {
-          backward(r, dweight_part);
-        }
-      }
-      simd::end_stream();
-    });
-    if (sums) sum_blocks<T>(partial.get(), blocks, width, n, dweight);
+    parallel_for(0, blocks.count, grain_rows(n * blocks.rows_each),
+                 [&](int64_t first, int64_t last) {
+                   for (int64_t b = first; b < last; ++b) {
+                     A* dweight_part = sums ? partial.get() + b * width : nullptr;
+                     if (sums) std::fill_n(dweight_part, width, A(0));
+                     for (int64_t r = blocks.first(b); r < blocks.last(b); ++r)
+                       backward(r, dweight_part);
+                   }
+                   simd::end_stream();
+                 });
+    if (sums) sum_blocks<T>(partial.get(), blocks.count, width, dweight);
   });
   return {dx, dweight};
 }

@@ -11,22 +11,6 @@ namespace {
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
-template <typename T>
-simd::Pair<Acc<T>> or_none(simd::Pair<Acc<T>> v, simd::All) {
-  return v;
-}
-
-// v, and nothing in the places past the first few.
-template <typename T>
-simd::Pair<Acc<T>> or_none(simd::Pair<Acc<T>> v, simd::First first) {
-  Acc<T> values[simd::kStep<T>];
-  simd::store(values, v);
-  for (int64_t i = first.count; i < simd::kStep<T>; ++i) {
-    values[simd::slot<T>(i)] = Acc<T>(kNone);
-  }
-  return simd::load(values);
-}
-
 template <typename T, typename Term>
 Acc<T> max_over(int64_t n, Term term) {
   const auto none = simd::splat<simd::Vec<Acc<T>>>(Acc<T>(kNone));
@@ -50,12 +34,12 @@ void softmax_row(const T* x, const T* mask, Acc<T> scale, int64_t n, Acc<T>* kep
   const auto logits = [&](int64_t i, auto elements) {
     auto v = simd::load(x + i, elements) * scale;
     if (mask) v += simd::load(mask + i, elements);
-    return or_none<T>(v, elements);
+    return fill_rest<T>(v, elements, Acc<T>(kNone));
   };
   const A most = max_over<T>(n, logits);
   const A sum = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
-    const auto v = logits(i, elements);
-    const simd::Pair<A> e = {simd::exp(v.first - most), simd::exp(v.second - most)};
+    const auto v = logits(i, elements) - most;
+    const simd::Pair<A> e = {simd::exp(v.first), simd::exp(v.second)};
     simd::store(kept + i, e);
     return e;
   });
@@ -148,8 +132,7 @@ Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
         write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
           __builtin_prefetch(d + n + i);
           __builtin_prefetch(p + n + i);
-          const auto v = simd::load(d + i, elements);
-          const simd::Pair<Acc<T>> pulled = {v.first - dot, v.second - dot};
+          const auto pulled = simd::load(d + i, elements) - dot;
           put(out + i, simd::load(p + i, elements) * pulled * Acc<T>(scale));
         });
       }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// sum = x + residual,  y = (sum - mean) * rstd * weight + bias
+//
+// `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
+// registers, KEEP chunks of WIDTH values each; longer rows are read again. Lengths are in chunks.
+
+#include "layer_norm.h"
+
+template <typename T, typename W, int WIDTH>
+kernel void add_layer_norm(
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
+    device const typename chunk<W, WIDTH>::stored* bias [[buffer(3)]],
+    device typename chunk<T, WIDTH>::stored* y [[buffer(4)]],
+    device typename chunk<T, WIDTH>::stored* sum [[buffer(5)]],
+    device float* mean [[buffer(6)]],
+    device float* rstd [[buffer(7)]],
+    constant long& rows [[buffer(8)]],
+    constant long& n [[buffer(9)]],
+    constant long& lanes [[buffer(10)]],
+    constant float& eps [[buffer(11)]],
+    constant long& has_weight [[buffer(12)]],
+    constant long& has_bias [[buffer(13)]],
+    uint thread_index [[thread_position_in_grid]],
+    uint in_group [[thread_position_in_threadgroup]]) {
+  threadgroup float scratch[64];
+  const long row = thread_index / lanes;
+  if (row >= rows) {
+    return;
+  }
+  const norm_of_rows<W, WIDTH> norm = {weight, bias, n, eps, has_weight, has_bias};
+  layer_norm_row<T, W, WIDTH, true>(
+      x + row * n, residual + row * n, y + row * n, sum + row * n, mean + row, rstd + row, norm,
+      scratch, in_group % uint(lanes), uint(lanes));
+}
+
+INSTANTIATE_TYPES(add_layer_norm)

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// v = (x - mean) * rstd,  g = dy * weight
+// dx = rstd * (g - mean(g) - v * mean(g * v)) + dsum,  dweight = sum dy * v,  dbias = sum dy
+//
+// One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
+// are kept in registers like the row, KEEP chunks of WIDTH values per thread, where these suffice.
+
+#include "layer_norm.h"
+
+template <typename T, typename W, int WIDTH>
+kernel void layer_norm_backward(
+    device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
+    device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
+    device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
+    device const float* mean [[buffer(3)]],
+    device const float* rstd [[buffer(4)]],
+    device const typename chunk<T, WIDTH>::stored* dsum [[buffer(5)]],
+    device typename chunk<T, WIDTH>::stored* dx [[buffer(6)]],
+    device typename chunk<T, WIDTH>::wide* weight_share [[buffer(7)]],
+    device typename chunk<T, WIDTH>::wide* bias_share [[buffer(8)]],
+    constant long& rows [[buffer(9)]],
+    constant long& rows_per_block [[buffer(10)]],
+    constant long& n [[buffer(11)]],
+    constant long& has_weight [[buffer(12)]],
+    constant long& has_dsum [[buffer(13)]],
+    constant long& sums_weight [[buffer(14)]],
+    constant long& sums_bias [[buffer(15)]],
+    uint block [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  threadgroup float scratch[128];
+  weight_share += block * n;
+  bias_share += block * n;
+  const bool keeps = n <= KEEP * long(lanes);
+
+  wide dweight[KEEP];
+  wide dbias[KEEP];
+  for (int k = 0; k < KEEP; ++k) {
+    dweight[k] = wide(0.0f);
+    dbias[k] = wide(0.0f);
+  }
+  const long first = block * rows_per_block;
+  const long last = min(rows, first + rows_per_block);
+  for (long row = first; row < last; ++row) {
+    device const stored* dy_row = dy + row * n;
+    device const stored* x_row = x + row * n;
+    const float m = mean[row];
+    const float r = rstd[row];
+
+    wide kept_d[KEEP];
+    wide kept_v[KEEP];
+    float sum = 0.0f;
+    float dot = 0.0f;
+    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
+      const wide d = wide(dy_row[i]);
+      const wide v = (wide(x_row[i]) - m) * r;
+      if (keeps) {
+        kept_d[k] = d;
+        kept_v[k] = v;
+      }
+      const wide g = d * value_or<wide>(1.0f, weight, has_weight, i);
+      sum += total(g);
+      dot += total(g * v);
+    }
+    // two halves of scratch in turn: the barriers of one row guard the half that the next reuses
+    threadgroup float* half_of = scratch + 64 * (row % 2);
+    sum = threadgroup_sum(sum, half_of, lane, lanes) / float(n * WIDTH);
+    dot = threadgroup_sum(dot, half_of + 32, lane, lanes) / float(n * WIDTH);
+
+    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
+      const wide d = keeps ? kept_d[k] : wide(dy_row[i]);
+      const wide v = keeps ? kept_v[k] : (wide(x_row[i]) - m) * r;
+      wide g = (d * value_or<wide>(1.0f, weight, has_weight, i) - sum - v * dot) * r;
+      if (has_dsum != 0) {
+        g += wide(dsum[row * n + i]);
+      }
+      dx[row * n + i] = stored(g);
+      if (keeps) {
+        dweight[k] += d * v;
+        dbias[k] += d;
+        continue;
+      }
+      if (sums_weight != 0) {
+        weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + d * v;
+      }
+      if (sums_bias != 0) {
+        bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + d;
+      }
+    }
+  }
+
+  if (keeps) {
+    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
+      if (sums_weight != 0) {
+        weight_share[i] = dweight[k];
+      }
+      if (sums_bias != 0) {
+        bias_share[i] = dbias[k];
+      }
+    }
+  }
+}
+
+INSTANTIATE_TYPES(layer_norm_backward)
