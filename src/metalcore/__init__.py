@@ -42,6 +42,9 @@ from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.layer_norm import layer_norm
+from metalcore.nn import FusedAddRMSNorm, MetalEmbeddingBag, MetalRMSNorm
+from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
+from metalcore.ops.train.embedding_bag import embedding_bag
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -76,6 +79,7 @@ __all__ = [
     "MetalAdamW",
     "MetalGELU",
     "MetalLayerNorm",
+    "MetalEmbeddingBag",
     "MetalRMSNorm",
     "MetalSiLU",
     "MetalSoftmax",
@@ -97,6 +101,7 @@ __all__ = [
     "eigvalsh",
     "det",
     "fused_add_layernorm",
+    "embedding_bag",
     "fused_add_rmsnorm",
     "fused_softmax",
     "geglu",

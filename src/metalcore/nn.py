@@ -8,6 +8,7 @@ from torch import Tensor
 
 from metalcore._check import expect
 from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm
+from metalcore.ops.train.embedding_bag import embedding_bag
 from metalcore.ops.train.gelu import gelu
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
@@ -179,6 +180,38 @@ class Softmax(torch.nn.Softmax):
 
 
 MetalLayerNorm = LayerNorm
+
+
+class EmbeddingBag(torch.nn.EmbeddingBag):
+    """`torch.nn.EmbeddingBag` computed by metalcore: same arguments, same state_dict.
+
+    Example:
+        >>> bags = metalcore.MetalEmbeddingBag(1000, 64, mode="sum")
+        >>> y = bags(torch.randint(1000, (8, 20)))
+    """
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        return embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+
+
+MetalEmbeddingBag = EmbeddingBag
 MetalRMSNorm = RMSNorm
 MetalSiLU = SiLU
 MetalGELU = GELU
