@@ -7,44 +7,38 @@ from metalcore import _native, _policy
 from metalcore._trace import Record, trace
 from metalcore.nn import (
     FusedAddRMSNorm,
+    MetalEmbeddingBag,
     MetalGELU,
+    MetalLayerNorm,
     MetalRMSNorm,
     MetalSiLU,
     MetalSoftmax,
     RotaryEmbedding,
 )
 from metalcore.ops.linalg.cholesky import cholesky
+from metalcore.ops.linalg.cholesky_solve import cholesky_solve
 from metalcore.ops.linalg.cond import cond
+from metalcore.ops.linalg.det import det, slogdet
 from metalcore.ops.linalg.eigh import eigh, eigvalsh
 from metalcore.ops.linalg.householder import apply_householder, householder_vector
+from metalcore.ops.linalg.inv import inv
 from metalcore.ops.linalg.lstsq import lstsq
+from metalcore.ops.linalg.lu import lu
 from metalcore.ops.linalg.matrix_rank import matrix_rank
 from metalcore.ops.linalg.pinv import pinv
 from metalcore.ops.linalg.qr import qr
-from metalcore.ops.linalg.svd import svd, svdvals
-from metalcore.ops.linalg.cholesky_solve import cholesky_solve
-from metalcore.ops.linalg.det import det, slogdet
-from metalcore.ops.linalg.inv import inv
-from metalcore.ops.linalg.lu import lu
-from metalcore.ops.linalg.solve import solve
 from metalcore.ops.linalg.qr_solve import qr_solve
+from metalcore.ops.linalg.solve import solve
+from metalcore.ops.linalg.svd import svd, svdvals
 from metalcore.ops.linalg.trsm import trsm, trsm_batched
-    MetalLayerNorm,
-    MetalRMSNorm,
-    MetalSiLU,
-    MetalSoftmax,
-)
-from metalcore.ops.linalg.cholesky import cholesky
 from metalcore.ops.train.add_layer_norm import add_layer_norm, fused_add_layernorm
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
+from metalcore.ops.train.embedding_bag import embedding_bag
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
-from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.layer_norm import layer_norm
-from metalcore.nn import FusedAddRMSNorm, MetalEmbeddingBag, MetalRMSNorm
-from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
-from metalcore.ops.train.embedding_bag import embedding_bag
+from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -77,9 +71,9 @@ def has_metal_kernels() -> bool:
 __all__ = [
     "FusedAddRMSNorm",
     "MetalAdamW",
+    "MetalEmbeddingBag",
     "MetalGELU",
     "MetalLayerNorm",
-    "MetalEmbeddingBag",
     "MetalRMSNorm",
     "MetalSiLU",
     "MetalSoftmax",
@@ -97,23 +91,23 @@ __all__ = [
     "cholesky_solve",
     "cond",
     "cross_entropy",
+    "det",
     "eigh",
     "eigvalsh",
-    "det",
-    "fused_add_layernorm",
     "embedding_bag",
+    "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_softmax",
     "geglu",
     "gelu",
     "has_metal_kernels",
     "householder_vector",
-    "linear_cross_entropy",
     "inv",
-    "lu",
-    "lstsq",
-    "matrix_rank",
     "layer_norm",
+    "linear_cross_entropy",
+    "lstsq",
+    "lu",
+    "matrix_rank",
     "metal",
     "metal_gelu",
     "metal_silu",
@@ -127,14 +121,14 @@ __all__ = [
     "rope_fwd",
     "silu",
     "simulate",
+    "slogdet",
     "soft_cap",
     "softmax",
+    "solve",
     "svd",
     "svdvals",
     "swiglu",
     "swiglu_bwd",
-    "slogdet",
-    "solve",
     "trace",
     "trsm",
     "trsm_batched",
