@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_one_of
 from metalcore._op import accumulate, unwatched
-from metalcore.ops.linalg.qr import qr
+from metalcore.ops.linalg.qr import qr, torch_is_ahead
 
 # Rows of a block of TSQR, at least.
 _BLOCK_ROWS = 256
@@ -46,6 +46,10 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     Example:
         >>> Q = metalcore.orthogonalize(torch.randn(1000, 10))
     """
+    if method == "auto" and unwatched() and torch_is_ahead(A, "reduced"):
+        wide = A.shape[-2] < A.shape[-1]
+        Q: Tensor = torch.linalg.qr(A.mT if wide else A)[0]
+        return Q.mT if wide else Q
     op = "orthogonalize"
     expect_one_of(op, "method", method, ("auto", *_METHODS))
     expect_float(op, A=A)

@@ -50,16 +50,14 @@ def torch_is_ahead(A: Tensor, mode: str) -> bool:
     decides the same by its own lanes."""
     if A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64) or A.dim() < 2:
         return False
+    if A.dim() == 2:
+        return True
     *_, m, n = A.shape
     batch, lanes = A.shape[:-2].numel(), 32 // A.itemsize
     size = math.isqrt(m * max(m, n) if mode == "complete" else m * n)
     knobs = policy("qr", "cpu")
     few = batch < lanes and batch * knobs["lapack_speed"] < lanes * (size + 16)
-    return (
-        A.dim() == 2
-        or size > knobs["interleaved_up_to"]
-        or (few and size > knobs["interleaved_alone_up_to"])
-    )
+    return size > knobs["interleaved_up_to"] or (few and size > knobs["interleaved_alone_up_to"])
 
 
 @_forward.reference
