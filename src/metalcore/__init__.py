@@ -25,8 +25,8 @@ from metalcore.ops.linalg.inv import inv
 from metalcore.ops.linalg.lstsq import lstsq
 from metalcore.ops.linalg.lu import lu
 from metalcore.ops.linalg.matrix_rank import matrix_rank
-from metalcore.ops.linalg.pinv import pinv
 from metalcore.ops.linalg.orthogonalize import orthogonalize, polar
+from metalcore.ops.linalg.pinv import pinv
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.qr_solve import qr_solve
 from metalcore.ops.linalg.solve import solve
@@ -114,8 +114,8 @@ __all__ = [
     "metal_silu",
     "nn",
     "optim",
-    "pinv",
     "orthogonalize",
+    "pinv",
     "polar",
     "qr",
     "qr_solve",

@@ -58,7 +58,7 @@ def solve(
     right = B.unsqueeze(-1) if vectors else B
     same_batch = A.shape[:-1] == right.shape[:-1]
     if not same_batch:
-        expect_systems("solve", A, right, B)
+        expect_systems("solve", A, right, given=B)
     X, info = (forward if same_batch else _broadcast)(A, right, refine)
     if vectors:
         X = X.squeeze(-1)
