@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import metalcore
+from metalcore.metal.launch import MSL_TYPE
 
 from .harness import Bench, Built, Case, cases
 
@@ -94,7 +95,7 @@ def run(benches: Sequence[Bench], json: Path | None = None) -> int:
     small = [
         c
         for c in cases([b for b in benches if b.bytes_moved])
-        if torch.Size(c.point.values()).numel() <= _MAX_ELEMENTS
+        if c.dtype in MSL_TYPE and torch.Size(c.point.values()).numel() <= _MAX_ELEMENTS
     ]
     rows = [
         count(case)
