@@ -128,7 +128,7 @@ def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
     the function, such as `linalg.cholesky`. It takes 3 us, so plain calls look first.
     """
     plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if plain and not (info.item() if info.dim() == 0 else info.any().item()):
+    if plain and not (info.item() if info.numel() == 1 else info.any().item()):
         return
     try:
         torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    FLOATS,
     LinAlgError,
     expect_factored,
     expect_float,
@@ -45,22 +46,26 @@ def solve(
     Example:
         >>> X = metalcore.solve(torch.randn(500, 16, 16), torch.randn(500, 16, 4))
     """
-    if check and not refine and unwatched() and _torch_is_ahead(A, B):
+    # The usual case is checked without a call per check: 1.3x for one matrix of 8 x 8.
+    size = A.shape
+    usual = (
+        len(size) >= 2
+        and len(size) == B.dim()
+        and size[:-1] == B.shape[:-1]
+        and size[-1] == size[-2]
+        and A.dtype == B.dtype
+        and A.dtype in FLOATS
+        and A.device == B.device
+    )
+    right = B if usual else _as_right_sides(A, B)
+    if check and not refine and unwatched() and torch_is_ahead("solve", A):
         try:
             return torch.linalg.solve(A, B)  # type: ignore[no-any-return]
         except LinAlgError as error:
             explain("solve", error, _WAY_OUT)
-    expect_float("solve", A=A, B=B)
-    expect_same_dtype("solve", A=A, B=B)
-    expect_same_device("solve", A=A, B=B)
-    expect_square("solve", "A", A)
-    vectors = are_vectors(A, B)
-    right = B.unsqueeze(-1) if vectors else B
-    same_batch = A.shape[:-1] == right.shape[:-1]
-    if not same_batch:
-        expect_systems("solve", A, right, given=B)
+    same_batch = usual or size[:-2] == right.shape[:-2]
     X, info = (forward if same_batch else _broadcast)(A, right, refine)
-    if vectors:
+    if right is not B:
         X = X.squeeze(-1)
     if not check:
         return X, info
@@ -68,15 +73,15 @@ def solve(
     return X
 
 
-def _torch_is_ahead(A: Tensor, B: Tensor) -> bool:
-    """Where torch also has nothing to complain of but singular matrices."""
-    return (
-        torch_is_ahead("solve", A)
-        and A.dtype == B.dtype
-        and B.is_cpu
-        and A.shape[-2] == A.shape[-1]
-        and A.shape[:-1] == B.shape[: A.dim() - 1]
-    )
+def _as_right_sides(A: Tensor, B: Tensor) -> Tensor:
+    """Check, and turn vectors into matrices of one column."""
+    expect_float("solve", A=A, B=B)
+    expect_same_dtype("solve", A=A, B=B)
+    expect_same_device("solve", A=A, B=B)
+    expect_square("solve", "A", A)
+    right = B.unsqueeze(-1) if are_vectors(A, B) else B
+    expect_systems("solve", A, right, given=B)
+    return right
 
 
 def _broadcast(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
