@@ -43,7 +43,7 @@ def torch_is_ahead(op: str, A: Tensor) -> bool:
         return False
     up_to, alone_up_to = _limits(op)
     n = max(size[-1], size[-2])
-    return n > alone_up_to and (n > up_to or n > alone_up_to * size[:-2].numel())
+    return n > alone_up_to and (len(size) == 2 or n > up_to or n > alone_up_to * size[:-2].numel())
 
 
 @cache
