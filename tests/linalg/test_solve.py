@@ -44,7 +44,7 @@ def test_matches_reference(backend: Backend, case: tuple[tuple[int, ...], int, i
 
 
 def test_refined_solutions_are_right_to_the_last_bits(backend: Backend) -> None:
-    for n, k in ((5, 3), (40, 1), (70, 2), (130, 1)):
+    for n, k in ((5, 3), (40, 1), (70, 2)):
         # condition 1e4 costs four digits without refinement
         A = torch.stack([MATRICES["condition 1e4"](n, n) for _ in range(2)]).float()
         B = torch.randn(2, n, k)
