@@ -10,6 +10,7 @@ from metalcore._check import expect_float, expect_matrix, expect_same_dtype
 from metalcore._op import accumulate
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, inverted, pinv
+from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals, torch_is_ahead
 
 
@@ -89,7 +90,7 @@ def _by_singular_vectors(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[T
 
 def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor]:
     """One tall matrix: its rank is that of R, whose singular vectors serve where it is not full."""
-    Q, R = torch.linalg.qr(A)
+    Q, R = qr(A)
     S = svdvals(R)
     C = Q.mT @ B
     if bool((S[-1:] > limit * S[:1]).all()):

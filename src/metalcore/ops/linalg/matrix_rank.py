@@ -6,6 +6,7 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
+from metalcore.ops.linalg.eigh import eigvalsh
 from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
 
 
@@ -38,7 +39,7 @@ def matrix_rank(
     expect_float("matrix_rank", A=A)
     (expect_square if hermitian else expect_matrix)("matrix_rank", "A", A)
     X = accumulate(A.detach())
-    S: Tensor = torch.linalg.eigvalsh(X).abs() if hermitian else svdvals(X)
+    S: Tensor = eigvalsh(X).abs() if hermitian else svdvals(X)  # type: ignore[union-attr]
     if S.shape[-1] == 0:
         return torch.zeros(A.shape[:-2], dtype=torch.int64, device=A.device)
     default = max(A.shape[-2:]) * float(torch.finfo(S.dtype).eps)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
 from metalcore._op import accumulate, accumulate_dtype
+from metalcore.ops.linalg.eigh import eigh
 from metalcore.ops.linalg.svd import WAY_OUT, svd, torch_is_ahead
 
 
@@ -67,7 +68,7 @@ class _Pinv(torch.autograd.Function):
         if min(A.shape[-2:]) == 0:
             return A.new_zeros(A.mT.shape)
         if hermitian:
-            L, Q = torch.linalg.eigh(A)
+            L, Q = eigh(A)  # type: ignore[misc]
             counts = L.abs() > rcond * L.abs().amax(-1, keepdim=True)
             P: Tensor = (Q * torch.where(counts, 1 / L, torch.zeros_like(L))[..., None, :]) @ Q.mT
         else:
