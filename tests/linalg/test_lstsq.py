@@ -25,14 +25,14 @@ def test_equals_torch(backend: Backend, size: tuple[int, int]) -> None:
         assert found.rank.cpu().equal(truth[2])
 
 
-@pytest.mark.parametrize("size", [(60, 30), (30, 30), (30, 60)])
+@pytest.mark.parametrize("size", [(90, 70), (70, 70), (70, 90)])
 def test_one_large_system(size: tuple[int, int]) -> None:
     A, B = torch.randn(size, dtype=torch.float64), torch.randn(size[0], 3, dtype=torch.float64)
     for a, b in zip(metalcore.lstsq(A, B), _truth(A, B), strict=True):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("size", [(2, 8, 6), (2, 6, 8), (40, 20)])
+@pytest.mark.parametrize("size", [(2, 8, 6), (2, 6, 8), (80, 65), (65, 80)])
 def test_of_many_solutions_the_smallest(size: tuple[int, ...]) -> None:
     *batch, m, n = size
     A = torch.randn(*batch, m, 3).double() @ torch.randn(*batch, 3, n).double()

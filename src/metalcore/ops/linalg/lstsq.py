@@ -12,6 +12,7 @@ from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, inverted, pinv
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import svd, svdvals, torch_is_ahead
+from metalcore.ops.linalg.trsm import trsm
 
 
 class LeastSquares(NamedTuple):
@@ -24,7 +25,7 @@ class LeastSquares(NamedTuple):
 
 
 # Fewest columns of a single matrix that goes by QR: below, torch's singular vectors take no longer.
-_QR_FROM = 16
+_QR_FROM = 64
 
 
 def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSquares:
@@ -47,7 +48,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     """
     if (
         torch_is_ahead(A, least=1)
-        and (A.shape[1] < _QR_FROM or A.shape[0] < A.shape[1])
+        and min(A.shape) < _QR_FROM
         and B.dim() == 2
         and B.dtype == A.dtype
         and B.shape[0] == A.shape[0]
@@ -66,7 +67,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         # the gradient of the pseudo-inverse needs no gaps between singular values
         S = svdvals(A.detach())
         X = pinv(A, rcond=rcond if rcond is not None else limit) @ B
-    elif A.dim() == 2 and A.device.type == "cpu" and M >= N >= _QR_FROM:
+    elif A.is_cpu and min(M, N) > 0:
         X, S = _by_qr(A, B, limit)
     else:
         X, S = _by_singular_vectors(A, B, limit)
@@ -89,10 +90,19 @@ def _by_singular_vectors(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[T
 
 
 def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor]:
-    """One tall matrix: its rank is that of R, whose singular vectors serve where it is not full."""
-    Q, R = qr(A)
-    S = svdvals(R)
-    C = Q.mT @ B
-    if bool((S[-1:] > limit * S[:1]).all()):
-        return torch.linalg.solve_triangular(R, C, upper=True), S
-    return _by_singular_vectors(R, C, limit)
+    """A = Q R, or A^T = Q R for wide matrices. The singular values of R are those of A; their
+    vectors are only needed where one of them counts as zero."""
+    M, N = A.shape[-2:]
+    if A.dim() == 2 and M >= N:
+        # one large matrix: Q is applied as it stands, in reflectors
+        reflectors, tau = torch.geqrf(A)
+        R, C = reflectors[:N].triu(), torch.ormqr(reflectors, tau, B, transpose=True)[:N]
+    else:
+        Q, R = qr(A if M >= N else A.mT)
+        C = Q.mT @ B if M >= N else B
+    S: Tensor = svdvals(R)
+    if not bool((limit * S[..., :1] < S[..., -1:]).all()):
+        return _by_singular_vectors(A, B, limit)
+    if M >= N:
+        return trsm(R, C, lower=False), S
+    return Q @ trsm(R, C, lower=False, transpose=True), S
