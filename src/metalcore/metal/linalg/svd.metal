@@ -5,9 +5,9 @@
 // replaced by any that complete U.
 //
 // svd_simdgroup: M <= N, N = 8, 16 or 32. A lane per column, 32 / N matrices per simdgroup.
-// Larger: columns stand as rows of Z = [X | V^T] in blocks of half a pair. svd_begin fills Z; torch
-// multiplies the Gram matrix of each pair of blocks, svd_pair finds the rotations that make it more
-// diagonal, and torch applies them; svd_complete fills in columns of U.
+// Larger: columns stand as rows of Z = [X | V^T] in blocks of half a pair, which svd_begin scales;
+// torch multiplies the Gram matrix of each pair of blocks, svd_pair finds the rotations that make
+// it more diagonal, and torch applies them; svd_complete fills in columns of U.
 
 #include "column_jacobi.h"
 #include "reduce.h"
