@@ -55,13 +55,13 @@ def _torch_is_ahead(A: Tensor) -> bool:
     torch's time the call is worth 4500 values, and a group of lanes 1.5 matrices (AMD EPYC, one
     thread)."""
     size = A.shape
-    n = size[-1] if size else 0
+    n = size[-1] if len(size) > 1 else 0
     return (
         (A.numel() < 4500 + n * n * 3 // 2 or n > _LARGEST)
         and n > 4
         and A.is_cpu
         and A.dtype in _OF_LAPACK
-        and size[-2:] == (n, n)
+        and size[-2] == n
     )
 
 

@@ -69,7 +69,7 @@ def _torch_is_ahead(A: Tensor, B: Tensor, vectors: bool) -> bool:
     large systems. For torch, a system is 320 products and the sums of these, and our call 40000
     (AMD EPYC, one thread)."""
     a, b = A.shape, B.shape
-    n = a[-1] if a else 0
+    n = a[-1] if len(a) > 1 else 0
     return (
         n > 0
         and (B.numel() * (n + 320 // n) < 40000 or (n > 128 and (vectors or b[-1] < 8)))
@@ -78,7 +78,7 @@ def _torch_is_ahead(A: Tensor, B: Tensor, vectors: bool) -> bool:
         and A.dtype is B.dtype
         and A.dtype in _OF_BLAS
         and a[:-1] == (b if vectors else b[:-1])
-        and a[-2:] == (n, n)
+        and a[-2] == n
     )
 
 
