@@ -41,6 +41,7 @@ template <typename T, int C>
 inline Diagonal<T, C> factor_diagonal(T* w, int64_t n, int64_t ld, int64_t J, Mask<T>& info) {
   Diagonal<T, C> d;
   T* rows = w + J * ld * kLanes<T>;
+#pragma GCC unroll 8
   for (int i = 0; i < C; ++i) {
     for (int j = 0; j <= i; ++j) d.l[i][j] = at(rows, i * ld + J + j);
   }
@@ -51,12 +52,15 @@ inline Diagonal<T, C> factor_diagonal(T* w, int64_t n, int64_t ld, int64_t J, Ma
       for (int j = 0; j <= i; ++j) d.l[i][j] -= b[i] * b[j];
     }
   }
+  // without it the block stays in memory
+#pragma GCC unroll 8
   for (int j = 0; j < C; ++j) {
     const Vec<T> s = d.l[j][j];
     info = (info == 0) & !(s > 0) ? Mask<T>{} + lanes::Int<T>(J + j + 1) : info;
     const Vec<T> root = lanes::sqrt(s);
     at(rows, j * ld + J + j) = root;
     d.l[j][j] = splat<T>(1) / root;
+#pragma GCC unroll 8
     for (int i = j + 1; i < C; ++i) {
       d.l[i][j] *= d.l[j][j];
       at(rows, i * ld + J + j) = d.l[i][j];
