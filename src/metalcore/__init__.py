@@ -40,6 +40,7 @@ from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
+from metalcore.ops.train.gather import gather, index_select, scatter_add
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -109,6 +110,9 @@ __all__ = [
     "lstsq",
     "lu",
     "matrix_rank",
+    "gather",
+    "has_metal_kernels",
+    "index_select",
     "metal",
     "metal_gelu",
     "metal_silu",
@@ -123,6 +127,7 @@ __all__ = [
     "rope_forward",
     "rope_fwd",
     "silu",
+    "scatter_add",
     "simulate",
     "slogdet",
     "soft_cap",

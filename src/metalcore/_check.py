@@ -164,8 +164,8 @@ def expect_positive(op: str, **values: float) -> None:
             raise ValueError(f"{op}: {name} must be greater than 0, got {value}")
 
 
-def refuse_index(op: str, index: int, rows: int) -> NoReturn:
-    raise IndexError(f"{op}: index {index} is out of range for a table of {rows} rows")
+def refuse_index(op: str, index: int, what: str) -> NoReturn:
+    raise IndexError(f"{op}: index {index} is out of range for {what}")
 
 
 def forbid_reference(op: str, x: Tensor) -> NoReturn:

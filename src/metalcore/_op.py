@@ -64,17 +64,8 @@ class Op:
 
     def leaves_to_torch(self, x: Tensor, below: int) -> bool:
         """Whether a public function should call torch itself, which is ahead for CPU tensors of
-        fewer than `below` values: an op's call takes 5 us.
-
-        A trace shows the path `torch`; compilers and the simulator want the op.
-        """
-        return (
-            not torch.compiler.is_compiling()
-            and x.numel() < below
-            and x.is_cpu
-            and x.dtype in _FLOATS
-            and (not torch._C._len_torch_dispatch_stack() or _trace.note_torch(self.name, x))
-        )
+        fewer than `below` values: an op's call takes 5 us."""
+        return x.numel() < below and x.dtype in _FLOATS and _trace.left_to_torch(self.name, x)
 
     def _below_autograd(self, *args: Any) -> Any:
         with _BelowAutograd():

@@ -128,6 +128,18 @@ def note_torch(op: str, x: Tensor) -> bool:
     return True
 
 
+def left_to_torch(op: str, x: Tensor) -> bool:
+    """Whether torch itself, which is ahead, may compute `op` for the CPU tensor `x`.
+
+    A trace shows the path `torch`; compilers and the simulator want the op.
+    """
+    return (
+        x.is_cpu
+        and not torch.compiler.is_compiling()
+        and (not torch._C._len_torch_dispatch_stack() or note_torch(op, x))
+    )
+
+
 def _now(device: torch.device) -> float:
     if device.type == "mps":
         torch.mps.synchronize()

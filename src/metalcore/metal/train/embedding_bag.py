@@ -87,7 +87,7 @@ def _checked(
     def finish() -> tuple[Tensor, Tensor]:
         place = int(wrong.item())
         if place:
-            refuse_index("embedding_bag", int(indices[place - 1]), rows)
+            refuse_index("embedding_bag", int(indices[place - 1]), f"a table of {rows} rows")
         return outputs
 
     return finish

@@ -137,7 +137,9 @@ def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: fl
     if indices.numel():
         low, high = (int(v) for v in indices.aminmax())
         if low < 0 or high >= weight.shape[0]:
-            refuse_index("embedding_bag", low if low < 0 else high, weight.shape[0])
+            refuse_index(
+                "embedding_bag", low if low < 0 else high, f"a table of {weight.shape[0]} rows"
+            )
     with torch.no_grad():
         torch.embedding_renorm_(weight, indices, max_norm, norm_type)
 
