@@ -27,7 +27,6 @@ class simulate(TorchDispatchMode):  # noqa: N801  (reads as a function at the ca
     """
 
     # what is left to torch on a CPU is simulated too
-    simulates = True
 
     def __init__(
         self, checks: str | frozenset[str] = "all", *, compiler: Compiler | None = None

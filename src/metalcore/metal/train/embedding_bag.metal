@@ -7,7 +7,7 @@
 // one order of the sum. n is counted in chunks of WIDTH columns. An index outside of the table is
 // not read; the largest such place + 1 is left in `wrong`.
 
-#include "norm.h"
+#include "chunk.h"
 
 inline float lane_of(float v, int) { return v; }
 inline float lane_of(float4 v, int k) { return v[k]; }
