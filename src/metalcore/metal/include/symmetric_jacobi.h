@@ -12,7 +12,7 @@ constant constexpr int kPoisoned = 1 << 20;
 // A symmetric problem of `m` rows, m even, that `lanes` threads work on.
 struct problem {
   threadgroup float* a;  // lower triangle by rows
-  threadgroup float* v;  // columns of Q, `ld` apart; null where they are not wanted
+  threadgroup float* v;  // columns of Q, `ld` apart
   threadgroup float* s;  // the rotations of a round
   threadgroup float* h;
   threadgroup uint* pairs;  // p + 2^16 q
@@ -176,49 +176,67 @@ inline void set_identity(thread const problem& at) {
   }
 }
 
-// Loads a matrix [n, n], brings it to a largest element of 1/2 to 1, and sets Q to the identity.
-// Returns the exponent.
-inline int load(
-    thread const problem& at, device const float* from, uint n, threadgroup float* scratch) {
+// `count` matrices [n, n], one after another, to rows of v that are `ld` apart and matrices that
+// are N rows apart, by all threads of the threadgroup together; places without one get zeros.
+inline void load(
+    threadgroup float* v,
+    uint ld,
+    uint N,
+    uint places,
+    device const float* from,
+    uint count,
+    uint n,
+    uint index,
+    uint threads) {
+  for (uint i = index; i < places * n * n; i += threads) {
+    const uint place = i / (n * n);
+    v[(place * N + i / n % n) * ld + i % n] = place < count ? from[i] : 0.0f;
+  }
+  // the matrices are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Takes the lower triangle of the n rows in v, brings it to a largest element of 1/2 to 1, and sets
+// Q to the identity; `scratch` is for team_max. Returns the exponent.
+inline int prepare(thread const problem& at, uint n, threadgroup float* scratch) {
   float largest = 0.0f;
   for (uint i = at.lane; i < n * n; i += at.lanes) {
-    const uint row = i / n;
-    const uint column = i % n;
-    if (column <= row) {
-      const float x = from[i];
-      at.a[lower(row, column)] = x;
+    if (i % n <= i / n) {
+      const float x = at.v[i / n * at.ld + i % n];
+      at.a[lower(i / n, i % n)] = x;
       largest = max(largest, magnitude(x));
     }
   }
   const int exponent = exponent_of(team_max(largest, scratch, at.lane, at.lanes));
-  // each thread scales what it loaded
+  // each thread scales what it took
   for (uint i = at.lane; i < n * n; i += at.lanes) {
-    const uint row = i / n;
-    const uint column = i % n;
-    if (column <= row) {
-      at.a[lower(row, column)] = scaled(at.a[lower(row, column)], exponent);
+    if (i % n <= i / n) {
+      at.a[lower(i / n, i % n)] = scaled(at.a[lower(i / n, i % n)], exponent);
     }
-  }
-  if (at.vectors) {
-    set_identity(at);
   }
   // a last row of zeros makes an odd number of rows even
   for (uint i = at.lane; i < (at.m - n) * at.m; i += at.lanes) {
     at.a[lower(n, i)] = 0.0f;
   }
+  if (at.vectors) {
+    // v is read, and free for Q
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    set_identity(at);
+  }
   return exponent;
 }
 
-// Writes eigenvalues and eigenvectors [n, n] in ascending order, unless the team has no `own`
-// matrix; `order` holds n values. All threads of the threadgroup call it together.
-inline void store(
+// Eigenvalues in ascending order, unless the team has no `own` matrix, and in `order` the column of
+// each, or kNone for all of a poisoned matrix.
+constant constexpr uint kNone = 0xffff;
+
+inline void store_values(
     thread const problem& at,
     bool own,
     uint n,
     int exponent,
     threadgroup uint* order,
-    device float* values,
-    device float* vectors) {
+    device float* values) {
   const bool poisoned = exponent == kPoisoned;
   for (uint i = at.lane; i < n; i += at.lanes) {
     const float value = at.a[lower(i, i)];
@@ -227,16 +245,30 @@ inline void store(
       const float other = at.a[lower(j, j)];
       rank += other < value || (other == value && j < i) ? 1 : 0;
     }
-    order[rank] = i;
+    order[rank] = poisoned ? kNone : i;
     if (own) {
       values[rank] = poisoned ? NAN : ldexp(value, exponent);
     }
   }
+}
+
+// Eigenvectors of `count` matrices, whose columns are `ld` and which are themselves N columns
+// apart, by all threads of the threadgroup together.
+inline void store_vectors(
+    threadgroup const float* v,
+    uint ld,
+    uint N,
+    threadgroup const uint* order,
+    uint count,
+    uint n,
+    device float* to,
+    uint index,
+    uint threads) {
   // the order of all columns is known
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (own && at.vectors) {
-    for (uint i = at.lane; i < n * n; i += at.lanes) {
-      vectors[i] = poisoned ? NAN : at.v[order[i % n] * at.ld + i / n];
-    }
+  for (uint i = index; i < count * n * n; i += threads) {
+    const uint place = i / (n * n);
+    const uint column = order[place * N + i % n];
+    to[i] = column == kNone ? NAN : v[(place * N + column) * ld + i / n % n];
   }
 }

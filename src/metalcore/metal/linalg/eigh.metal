@@ -39,7 +39,6 @@ kernel void eigh_simdgroup(
   threadgroup uint order[32];
   threadgroup uint active[8];
   const uint team = thread_index / N;
-  const long matrix = long(group) * TEAMS + team;
   const uint rows = uint(n);
   const problem at = {
       a + team * (N * (N + 1) / 2),
@@ -52,14 +51,19 @@ kernel void eigh_simdgroup(
       thread_index % N,
       N,
       with_vectors != 0};
-  // a team without a matrix repeats the last one, and keeps the result to itself
-  const long source = min(matrix, batch - 1);
-  const int exponent = load(at, A + source * n * n, rows, s);
+  // a team without a matrix has zeros, and keeps the result to itself
+  const long first = long(group) * TEAMS;
+  const uint count = uint(min(long(TEAMS), batch - first));
+  load(v, N + 1, N, TEAMS, A + first * n * n, count, rows, thread_index, 32);
+  const int exponent = prepare(at, rows, s);
   const bool converged = diagonalise<N, TEAMS>(at, active, team, 0x1p-24f / float(rows), kSweeps);
-  const bool own = matrix < batch;
-  store(at, own, rows, exponent, order + team * N, L + source * n, Q + source * n * n);
+  const bool own = team < count;
+  store_values(at, own, rows, exponent, order + team * N, L + (first + team) * n);
   if (own && at.lane == 0) {
-    info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
+    info[first + team] = converged && exponent != kPoisoned ? 0 : int(n);
+  }
+  if (at.vectors) {
+    store_vectors(v, N + 1, N, order, count, rows, Q + first * n * n, thread_index, 32);
   }
 }
 
@@ -84,11 +88,15 @@ kernel void eigh_threadgroup(
   threadgroup uint active[2];
   const uint rows = uint(n);
   const problem at = {a, v, s, h, pairs, rows + rows % 2, 65, lane, lanes, with_vectors != 0};
-  const int exponent = load(at, A + matrix * n * n, rows, s);
+  load(v, 65, 64, 1, A + matrix * n * n, 1, rows, lane, lanes);
+  const int exponent = prepare(at, rows, s);
   const bool converged = diagonalise<64, 1>(at, active, 0, 0x1p-24f / float(rows), kSweeps);
-  store(at, true, rows, exponent, order, L + matrix * n, Q + matrix * n * n);
+  store_values(at, true, rows, exponent, order, L + matrix * n);
   if (lane == 0) {
     info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
+  }
+  if (at.vectors) {
+    store_vectors(v, 65, 64, order, 1, rows, Q + matrix * n * n, lane, lanes);
   }
 }
 
