@@ -26,8 +26,9 @@ using lanes::Sweep;
 using simd::kLanes;
 using simd::Vec;
 
-const Knob interleaved_up_to("eigh", "interleaved_up_to");
-const Knob interleaved_alone_up_to("eigh", "interleaved_alone_up_to");
+const Knob interleaved_few_up_to("eigh", "interleaved_few_up_to");
+const Knob interleaved_some_up_to("eigh", "interleaved_some_up_to");
+const Knob interleaved_many_up_to("eigh", "interleaved_many_up_to");
 const Knob values_interleaved_up_to("eigh", "values_interleaved_up_to");
 const Knob rotations_kept("eigh", "rotations_kept");
 
@@ -250,16 +251,23 @@ void eigh_lapack(Tensor A, Tensor& L, Tensor* Q, Tensor& info) {
   }
 }
 
+// The largest n of a batch that is worth lanes, the more of which are idle the smaller it is.
+int64_t largest_interleaved(int64_t batch, int64_t lanes, bool vectors) {
+  if (batch < 3) return 0;
+  if (batch * 2 <= lanes) return interleaved_few_up_to;
+  if (!vectors) return values_interleaved_up_to;
+  return batch < 4 * lanes ? interleaved_some_up_to : interleaved_many_up_to;
+}
+
 Tensor decompose(const Tensor& A_in, bool upper, Tensor& L, Tensor* Q) {
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(upper ? torch::stable::transpose(A_in, -2, -1) : A_in, dtype));
   const int64_t n = A.size(-1), batch = n == 0 ? 0 : A.numel() / (n * n);
   const bool in_double = dtype == ScalarType::Double;
   const int64_t lanes = MC_REGISTER_BYTES / (in_double ? 8 : 4);
-  const int64_t batched_up_to = Q ? interleaved_up_to : values_interleaved_up_to;
   Tensor info = cpu::empty(A.sizes().data(), A.dim() - 2, ScalarType::Int);
   if (n == 0) torch::stable::zero_(info);
-  if (n <= (batch * 2 > lanes ? batched_up_to : interleaved_alone_up_to)) {
+  if (n <= largest_interleaved(batch, lanes, Q != nullptr)) {
     metalcore_variant = "interleaved";
     L = cpu::empty(A.sizes().data(), A.dim() - 1, dtype);
     if (Q) *Q = cpu::empty_like(A);

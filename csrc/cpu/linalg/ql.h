@@ -131,7 +131,9 @@ class Ql {
     const Vec<double> square = f * f + is.g * is.g;
     // what cannot be squared is as good as zero, and nothing needs to be rotated
     const Index rotates = on & (square > 1e-290);
-    const Vec<double> r = lanes::sqrt(square), inverse = r * (splat<double>(1) / square);
+    const Vec<double> r = lanes::sqrt(square), one = splat<double>(1);
+    // sooner, as it does not wait for the root, but two roundings more: for float these are nothing
+    const Vec<double> inverse = std::is_same_v<T, double> ? one / r : r * (one / square);
     const Vec<double> c = rotates ? is.g * inverse : splat<double>(1);
     const Vec<double> s = rotates ? f * inverse : Vec<double>{};
     Vec<double>&d1 = part(d, i + 1, p), &e1 = part(e, i + 1, p);

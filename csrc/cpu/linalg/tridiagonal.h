@@ -87,33 +87,30 @@ template <typename T>
 void tridiagonalise(T* a, int64_t n, int64_t ld, T* tau, T* d, T* e, T* w, T* p) {
   const auto row = [&](int64_t i) { return a + i * ld * kLanes<T>; };
   for (int64_t i = n - 1; i >= 0; --i) {
-    const bool updates = i < n - 1 && i + 1 >= 2;
-    const T* v = row(i + 1);
-    if (updates) {
+    // the reflection that row i does not show yet
+    const int64_t last = std::max<int64_t>(i + 1, 2);
+    const T* v = row(last);
+    if (last < n) {
       const Vec<T> vi = at(v, i), wi = at(w, i);
       for (int64_t c = 0; c <= i; ++c) at(row(i), c) -= vi * at(w, c) + wi * at(v, c);
     }
     at(d, i) = at(row(i), i);
-    if (i == 0) break;
-    Vec<T> t = {};
-    at(e, i - 1) = i >= 2 ? reflector(row(i), i, t) : at(row(i), 0);
+    if (i == 1) at(e, 0) = at(row(1), 0);
+    if (i < 2) continue;
+    T* x = row(i);
+    Vec<T> t;
+    at(e, i - 1) = reflector(x, i, t);
     at(tau, i) = t;
-    if (i < 2) {
-      // the last element of the matrix, updated as the others were
-      if (updates) at(row(0), 0) -= splat<T>(2) * at(v, 0) * at(w, 0);
-      at(d, 0) = at(row(0), 0);
-      break;
-    }
-    if (updates) {
-      update_and_multiply<T, true>(a, ld, i, v, w, row(i), p);
+    if (last < n) {
+      update_and_multiply<T, true>(a, ld, i, v, w, x, p);
     } else {
-      update_and_multiply<T, false>(a, ld, i, v, w, row(i), p);
+      update_and_multiply<T, false>(a, ld, i, v, w, x, p);
     }
     // w = tau A v - tau / 2 (tau v^T A v) v
     Vec<T> dot = {};
-    for (int64_t c = 0; c < i; ++c) dot += at(p, c) * at(row(i), c);
+    for (int64_t c = 0; c < i; ++c) dot += at(p, c) * at(x, c);
     dot *= t * t * splat<T>(T(0.5));
-    for (int64_t c = 0; c < i; ++c) at(w, c) = t * at(p, c) - dot * at(row(i), c);
+    for (int64_t c = 0; c < i; ++c) at(w, c) = t * at(p, c) - dot * at(x, c);
   }
 }
 

@@ -44,7 +44,7 @@ def eigh(
     Example:
         >>> L, Q = metalcore.eigh(A + A.mT)
     """
-    if check and unwatched() and _torch_is_ahead(A, "interleaved_up_to"):
+    if check and UPLO in ("L", "U") and _torch_is_ahead(A, "interleaved_many_up_to"):
         try:
             L, Q = torch.linalg.eigh(A, UPLO)
         except LinAlgError as error:
@@ -74,7 +74,7 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tupl
     Example:
         >>> L = metalcore.eigvalsh(A + A.mT)
     """
-    if check and unwatched() and _torch_is_ahead(A, "values_interleaved_up_to"):
+    if check and UPLO in ("L", "U") and _torch_is_ahead(A, "values_interleaved_up_to"):
         try:
             return torch.linalg.eigvalsh(A, UPLO)  # type: ignore[no-any-return]
         except LinAlgError as error:
@@ -100,19 +100,23 @@ def _expect_input(op: str, A: Tensor, UPLO: str) -> bool:
 
 
 def _torch_is_ahead(A: Tensor, largest: str) -> bool:
-    """For large matrices, and for one or two: they would leave lanes idle."""
-    if A.dim() < 2 or A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
+    """For large matrices, and for few: they would leave lanes idle, or do not pay for a call."""
+    if (
+        A.dim() < 2
+        or A.device.type != "cpu"
+        or A.dtype not in (torch.float32, torch.float64)
+        or not unwatched()
+    ):
         return False
-    n = A.shape[-1]
-    few = A.numel() <= 2 * n * n
-    limit: int = policy("eigh", "cpu")["interleaved_alone_up_to" if few else largest]
-    return A.shape[-2] == n > limit
+    n, values, limits = A.shape[-1], A.numel(), policy("eigh", "cpu")
+    few = values <= 2 * n * n or values < n * limits["torch_below_rows"]
+    return A.shape[-2] == n and (few or n > limits[largest])
 
 
 @_forward.reference
 def _(A: Tensor, upper: bool) -> tuple[Tensor, Tensor, Tensor]:
-    x = accumulate(A).triu() if upper else accumulate(A).tril()
-    finite = x.isfinite().flatten(-2).all(-1)
+    x = accumulate(A)
+    finite = (x.triu() if upper else x.tril()).isfinite().flatten(-2).all(-1)
     safe = torch.where(finite[..., None, None], x, torch.zeros_like(x))
     L, Q = torch.linalg.eigh(safe, "U" if upper else "L")
     L = torch.where(finite[..., None], L, torch.full_like(L, torch.nan))
@@ -130,7 +134,7 @@ def _(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
 def _separate(dtype: torch.dtype, batch: int, n: int) -> Tensor:
     """Symmetric matrices with eigenvalues around 1, 2, ..., n."""
     Q = torch.linalg.qr(torch.randn(batch, n, n))[0]
-    A = Q * (torch.arange(n) + 1 + torch.rand(batch, 1, n) / 4) @ Q.mT
+    A: Tensor = Q * (torch.arange(n) + 1 + torch.rand(batch, 1, n) / 4) @ Q.mT
     return ((A + A.mT) / 2).to(dtype)
 
 
