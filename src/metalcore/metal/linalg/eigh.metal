@@ -163,7 +163,8 @@ inline long row_of(uint2 pair, uint i) {
   return (i < kBlock ? pair.x : pair.y) * kBlock + i % kBlock;
 }
 
-// One threadgroup per pair of blocks: J^T of the pair, and whether it is not the identity.
+// One threadgroup per pair of blocks: J^T of the pair, and in `active` 0 where it is the identity,
+// 2 where far from it.
 template <typename T>
 kernel void eigh_block(
     device const T* W [[buffer(0)]],
@@ -188,12 +189,13 @@ kernel void eigh_block(
   const uint k = index % (blocks / 2);
   const uint2 pair = round_robin_pair(k, uint(round), blocks);
   const problem at = {a, v, s, h, pairs, kPair, kPair + 1, lane, lanes, true};
-  // what is left off the diagonal in the end has a norm of 2^-24 of that of A
+  // above what rounding in eigh_rotate_* brings back; all below it together have a norm of at most
+  // 2^-22 sqrt(n) of that of A
   float square = 0.0f;
   for (long i = lane % 32; i < n; i += 32) {
     square += squares[matrix * padded + i];
   }
-  const float threshold = 0x1p-24f * precise::sqrt(simd_sum(square)) / float(n);
+  const float threshold = 0x1p-22f * precise::sqrt(simd_sum(square) / float(n));
   device const float* from = W + matrix * padded * padded;
   float largest = 0.0f;
   for (uint i = lane; i < kPair * kPair; i += lanes) {
@@ -205,9 +207,11 @@ kernel void eigh_block(
       largest = max(largest, column < row ? abs(x) : 0.0f);
     }
   }
-  const bool rotates = team_max(largest, s, lane, lanes) > threshold;
+  largest = team_max(largest, s, lane, lanes);
+  const bool rotates = largest > threshold;
   if (lane == 0) {
-    active[(matrix * (blocks - 1) + round) * (blocks / 2) + k] = rotates ? 1 : 0;
+    active[(matrix * (blocks - 1) + round) * (blocks / 2) + k] =
+        rotates ? (largest > 8.0f * threshold ? 2 : 1) : 0;
   }
   if (rotates) {
     set_identity(at);
@@ -348,10 +352,10 @@ kernel void eigh_order(
   L[matrix * n + rank] = exponent == kPoisoned ? NAN : ldexp(value, exponent);
   order[matrix * n + rank] = int(i);
   if (i == 0) {
-    // what the last sweep still rotated has not converged
+    // what the last sweep still found far from diagonal has not converged
     int rotated = 0;
     for (long j = 0; j < flags; ++j) {
-      rotated += active[matrix * flags + j];
+      rotated += active[matrix * flags + j] > 1 ? 1 : 0;
     }
     info[matrix] = rotated == 0 && exponent != kPoisoned ? 0 : int(n);
   }
