@@ -39,6 +39,8 @@ from metalcore.ops.train.embedding_bag import embedding_bag
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
 from metalcore.ops.train.layer_norm import layer_norm
+from metalcore.ops.train.jsd import jsd
+from metalcore.ops.train.kl_div import kl_div
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.gather import gather, index_select, scatter_add
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
@@ -106,6 +108,8 @@ __all__ = [
     "householder_vector",
     "inv",
     "layer_norm",
+    "jsd",
+    "kl_div",
     "linear_cross_entropy",
     "lstsq",
     "lu",
