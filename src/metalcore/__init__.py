@@ -43,6 +43,7 @@ from metalcore.ops.train.jsd import jsd
 from metalcore.ops.train.kl_div import kl_div
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.gather import gather, index_select, scatter_add
+from metalcore.ops.train.linear_preference import linear_dpo, linear_orpo
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -117,6 +118,8 @@ __all__ = [
     "gather",
     "has_metal_kernels",
     "index_select",
+    "linear_dpo",
+    "linear_orpo",
     "metal",
     "metal_gelu",
     "metal_silu",
