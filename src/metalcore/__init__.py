@@ -36,13 +36,13 @@ from metalcore.ops.train.add_layer_norm import add_layer_norm, fused_add_layerno
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.embedding_bag import embedding_bag
+from metalcore.ops.train.gather import gather, index_select, scatter_add
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import bias_gelu, gelu, metal_gelu
-from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.jsd import jsd
 from metalcore.ops.train.kl_div import kl_div
+from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
-from metalcore.ops.train.gather import gather, index_select, scatter_add
 from metalcore.ops.train.linear_preference import linear_dpo, linear_orpo
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
@@ -103,23 +103,22 @@ __all__ = [
     "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_softmax",
+    "gather",
     "geglu",
     "gelu",
     "has_metal_kernels",
     "householder_vector",
+    "index_select",
     "inv",
-    "layer_norm",
     "jsd",
     "kl_div",
+    "layer_norm",
     "linear_cross_entropy",
+    "linear_dpo",
+    "linear_orpo",
     "lstsq",
     "lu",
     "matrix_rank",
-    "gather",
-    "has_metal_kernels",
-    "index_select",
-    "linear_dpo",
-    "linear_orpo",
     "metal",
     "metal_gelu",
     "metal_silu",
@@ -133,8 +132,8 @@ __all__ = [
     "rms_norm",
     "rope_forward",
     "rope_fwd",
-    "silu",
     "scatter_add",
+    "silu",
     "simulate",
     "slogdet",
     "soft_cap",

@@ -26,8 +26,6 @@ class simulate(TorchDispatchMode):  # noqa: N801  (reads as a function at the ca
         ...     y = metalcore.rms_norm(x, weight)
     """
 
-    # what is left to torch on a CPU is simulated too
-
     def __init__(
         self, checks: str | frozenset[str] = "all", *, compiler: Compiler | None = None
     ) -> None:

@@ -135,7 +135,8 @@ def _separate(dtype: torch.dtype, batch: int, n: int) -> Tensor:
     """Symmetric matrices with eigenvalues around 1, 2, ..., n."""
     Q = torch.linalg.qr(torch.randn(batch, n, n))[0]
     A: Tensor = Q * (torch.arange(n) + 1 + torch.rand(batch, 1, n) / 4) @ Q.mT
-    return ((A + A.mT) / 2).to(dtype)
+    half: Tensor = (A + A.mT) / 2
+    return half.to(dtype)
 
 
 @_forward.example
