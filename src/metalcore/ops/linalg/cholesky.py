@@ -38,7 +38,9 @@ def cholesky(
     """
     if check and _torch_is_ahead(A) and unwatched():
         try:
-            return torch.linalg.cholesky(A, upper=upper)  # type: ignore[no-any-return]
+            # to name an argument takes 1 us
+            L: Tensor = torch.linalg.cholesky(A, upper=True) if upper else torch.linalg.cholesky(A)
+            return L
         except LinAlgError as error:
             explain("cholesky", error, _WAY_OUT)
     expect_float("cholesky", A=A)
@@ -58,7 +60,7 @@ def _torch_is_ahead(A: Tensor) -> bool:
     n = size[-1] if len(size) > 1 else 0
     return (
         (A.numel() < 4500 + n * n * 3 // 2 or n > _LARGEST)
-        and n > 4
+        and n > 0
         and A.is_cpu
         and A.dtype in _OF_LAPACK
         and size[-2] == n
