@@ -36,8 +36,7 @@ def svd(
         A: [..., M, N].
         full_matrices: return all M columns of U and all N of V, not only the first min(M, N).
         compute_uv: without it U and V are None, and nothing is spent on them.
-        check: raise for input that is not finite; single matrices are left to torch, which returns
-            NaN for inf. Without it nothing waits for the result.
+        check: raise for NaN in A; inf gives NaN. Without it nothing waits for the result.
 
     Returns:
         U [..., M, K], S [..., K] descending, V [..., N, K] (not its transpose), K = min(M, N); with
@@ -57,7 +56,7 @@ def svd(
     U, S, V, info = _forward(A, full_matrices)
     if not check:
         return U, S, V, info
-    expect_factored("svd", info, "linalg.svd", WAY_OUT)
+    _expect_decomposed("svd", A, info)
     return U, S, V
 
 
@@ -66,7 +65,7 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
 
     Args:
         A: [..., M, N].
-        check: raise for input that is not finite. Without it nothing waits for the result.
+        check: raise for NaN in A; inf gives NaN. Without it nothing waits for the result.
 
     Returns:
         S [..., min(M, N)], descending; with `check=False` also info, as `svd` returns it.
@@ -85,7 +84,7 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
         S, info = _values(A)
     if not check:
         return S, info
-    expect_factored("svdvals", info, "linalg.svd", WAY_OUT)
+    _expect_decomposed("svdvals", A, info)
     return S
 
 
@@ -120,6 +119,14 @@ def _call_torch_for_values(A: Tensor) -> Tensor:
         return torch.linalg.svdvals(A.mT if A.shape[0] < A.shape[1] else A)  # type: ignore[no-any-return]
     except LinAlgError as error:
         explain("svdvals", error, WAY_OUT)
+
+
+def _expect_decomposed(op: str, A: Tensor, info: Tensor) -> None:
+    """As torch does: an error for NaN in A, and NaN in the results for inf."""
+    if unwatched() and not info.any().item():
+        return
+    has_nan = A.isnan().flatten(-2).any(-1)
+    expect_factored(op, info * (has_nan | (info > 0)), "linalg.svd", WAY_OUT)
 
 
 @_forward.reference
