@@ -2,7 +2,6 @@
 """Where ops are tested: `cpu`, `sim` (Metal kernels, simulated), and `mps` where there is one."""
 
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -21,9 +20,8 @@ simulated_kernels: set[str] = set()
 
 def shipped_kernels() -> set[str]:
     """Every kernel of every Metal source of the package."""
-    folder = Path(source.__file__).parent
-    files = [str(p.relative_to(folder)) for p in folder.glob("*/*.metal")]
-    return {k for f in files for k in dir(mslsim.compile_shader(source.read(f), "none"))}
+    texts = map(source.read, source.files())
+    return {kernel for text in texts for kernel in dir(mslsim.compile_shader(text, "none"))}
 
 
 class Backend:

@@ -4,7 +4,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from metalcore._op import Op
 from metalcore._policy import policy
 from metalcore.metal import launch, source
 
-METAL = Path(source.__file__).parent
-FILES = sorted(str(p.relative_to(METAL)) for p in METAL.glob("*/*.metal"))
 BARRIER = re.compile(r"(?:threadgroup|simdgroup)_barrier\([^;]*\);")
 
 
@@ -46,7 +43,7 @@ def _barriers(text: str) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", source.files())
 def test_removing_any_barrier_is_noticed(file: str) -> None:
     text = source.read(file)
     needless = set(_barriers(text))

@@ -18,7 +18,6 @@ from metalcore import _native, _where
 from metalcore._op import Op
 from metalcore._policy import user_file
 from metalcore.metal import source
-from metalcore.metal.launch import PLANS
 
 # What keeps oneDNN away from AMX, whose tiles some virtual machines announce but do not have.
 SAFE_ONEDNN = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -61,7 +60,7 @@ def _versions() -> dict[str, str | None]:
 
 def _metal() -> dict[str, Any]:
     available = torch.backends.mps.is_available()
-    files = sorted({sys.modules[plan.__module__].FILE for plan in PLANS.values()})
+    files = source.files()
     kernels: dict[str, str] = {}
     for file in files if available else []:
         try:

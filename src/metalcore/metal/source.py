@@ -40,6 +40,11 @@ def read(file: str) -> str:
     return expand(_HERE / file) + "\n"
 
 
+def files() -> list[str]:
+    """All sources, as `<family>/<op>.metal`."""
+    return sorted(str(path.relative_to(_HERE)) for path in _HERE.glob("*/*.metal"))
+
+
 @cache
 def library(file: str, compiler: Compiler | None = None) -> Any:
     """The compiled library that holds the kernels of `file`.

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Launches of embedding_bag and embedding_bag_backward."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from metalcore._check import refuse_index
 from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, SIMD_WIDTH, Launch, Planned, metal_kernel, round_up
+from metalcore.metal.launch import (
+    MSL_TYPE,
+    SIMD_WIDTH,
+    Call,
+    Launch,
+    Planned,
+    metal_kernel,
+    round_up,
+)
 
 FILE = "train/embedding_bag.metal"
 _MAX = 2
@@ -78,19 +84,13 @@ def plan_forward(
                 group=group,
             )
         )
-    return launches, _checked(indices, rows, wrong, (y, places))
+    return [*launches, Call(_refuse, (indices, rows, wrong))], (y, places)
 
 
-def _checked(
-    indices: Tensor, rows: int, wrong: Tensor, outputs: tuple[Tensor, Tensor]
-) -> Callable[[], tuple[Tensor, Tensor]]:
-    def finish() -> tuple[Tensor, Tensor]:
-        place = int(wrong.item())
-        if place:
-            refuse_index("embedding_bag", int(indices[place - 1]), f"a table of {rows} rows")
-        return outputs
-
-    return finish
+def _refuse(indices: Tensor, rows: int, wrong: Tensor) -> None:
+    place = int(wrong.item())
+    if place:
+        refuse_index("embedding_bag", int(indices[place - 1]), f"a table of {rows} rows")
 
 
 @metal_kernel("embedding_bag_backward")

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Launches of gather, index_select and scatter_add."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from metalcore._check import refuse_index
 from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, SIMD_WIDTH, Launch, Planned, metal_kernel, round_up
+from metalcore.metal.launch import (
+    MSL_TYPE,
+    SIMD_WIDTH,
+    Call,
+    Launch,
+    Planned,
+    metal_kernel,
+    round_up,
+)
 
 FILE = "train/gather.metal"
 
@@ -48,17 +54,13 @@ def _pick(
         threads=threads,
         group=group,
     )
-    return [launch], _checked(op, index, size, wrong, y)
+    return [launch, Call(_refuse, (op, index, size, wrong))], y
 
 
-def _checked(op: str, index: Tensor, size: int, wrong: Tensor, y: Tensor) -> Callable[[], Tensor]:
-    def finish() -> Tensor:
-        place = int(wrong.item())
-        if place:
-            refuse_index(op, int(index.view(-1)[place - 1]), f"a dimension of {size}")
-        return y
-
-    return finish
+def _refuse(op: str, index: Tensor, size: int, wrong: Tensor) -> None:
+    place = int(wrong.item())
+    if place:
+        refuse_index(op, int(index.view(-1)[place - 1]), f"a dimension of {size}")
 
 
 @metal_kernel("scatter_add")

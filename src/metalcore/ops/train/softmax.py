@@ -52,7 +52,8 @@ def softmax(
     """
     if dtype is not None:
         x = x.to(dtype)
-    if scale == 1.0 and mask is None and not causal and _forward.leaves_to_torch(x, _SMALL):
+    plain = scale == 1.0 and mask is None and not causal
+    if plain and -x.dim() <= dim < x.dim() and _forward.leaves_to_torch(x, _SMALL):
         return torch.softmax(x, dim)
     expect_float("softmax", x=x)
     if causal:
