@@ -33,6 +33,12 @@ __attribute__((visibility("default"))) int metalcore_set_knob(const char* op, co
   return found;
 }
 
+__attribute__((visibility("default"))) int metalcore_any(const int32_t* values, int64_t count) {
+  int32_t all = 0;
+  for (int64_t i = 0; i < count; ++i) all |= values[i];
+  return all != 0;
+}
+
 __attribute__((visibility("default"))) const char* metalcore_build_info() {
 #if defined(__clang__)
   return MC_TEXT(MC_ISA) ", clang " __clang_version__ ", torch >= 2.10";

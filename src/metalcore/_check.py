@@ -10,6 +10,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from metalcore import _native
+
 LinAlgError: type[RuntimeError] = torch._C._LinAlgError  # type: ignore[attr-defined]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -128,7 +130,7 @@ def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
     the function, such as `linalg.cholesky`. It takes 3 us, so plain calls look first.
     """
     plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if plain and not (info.item() if info.numel() == 1 else info.any().item()):
+    if plain and not _native.any_nonzero(info):
         return
     try:
         torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)
