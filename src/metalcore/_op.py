@@ -17,6 +17,10 @@ Function = Callable[..., Any]
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _FLOATS = frozenset(FLOATS)
+# by their own names: to look them up takes as long as the calls
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
 
 
 class Example(NamedTuple):
@@ -228,11 +232,7 @@ def unwatched() -> bool:
     A trace, the simulator, compilers and function transforms want to see the op, whose CPU kernel
     then makes the same call: 5 us slower.
     """
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    )
+    return not (_is_compiling() or _modes() or _transforms())
 
 
 def accumulate(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from metalcore._check import expect_float, expect_matrix
 from metalcore._op import Example, Op, accumulate, unwatched
 from metalcore._policy import policy
 
-_LAPACK_TYPES = (torch.float32, torch.float64)
+LAPACK_TYPES = (torch.float32, torch.float64)
 
 _forward = Op("lu(Tensor A) -> (Tensor P, Tensor L, Tensor U)", batched=True)
 
@@ -39,7 +39,7 @@ def lu(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def torch_is_ahead(op: str, A: Tensor) -> bool:
     """Where the CPU kernel of `op` would call LAPACK as torch does."""
     size = A.shape
-    if len(size) < 2 or not A.is_cpu or A.dtype not in _LAPACK_TYPES:
+    if len(size) < 2 or not A.is_cpu or A.dtype not in LAPACK_TYPES:
         return False
     up_to, alone_up_to = _limits(op)
     n = max(size[-1], size[-2])

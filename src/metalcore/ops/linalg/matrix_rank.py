@@ -34,7 +34,7 @@ def matrix_rank(
         >>> metalcore.matrix_rank(torch.ones(3, 3))
         tensor(1)
     """
-    if torch_is_ahead(A, least=1) and not hermitian:
+    if torch_is_ahead(A, least=1, few=1500) and not hermitian:
         return torch.linalg.matrix_rank(A, atol=atol, rtol=rtol)  # type: ignore[no-any-return]
     expect_float("matrix_rank", A=A)
     (expect_square if hermitian else expect_matrix)("matrix_rank", "A", A)

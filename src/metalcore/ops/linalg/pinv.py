@@ -29,7 +29,7 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
     Example:
         >>> X = metalcore.pinv(A) @ B
     """
-    if torch_is_ahead(A, least=1) and not (hermitian and A.shape[0] != A.shape[1]):
+    if torch_is_ahead(A, least=1, few=1500) and not (hermitian and A.shape[-2] != A.shape[-1]):
         return _call_torch(A, rcond, hermitian)
     expect_float("pinv", A=A)
     (expect_square if hermitian else expect_matrix)("pinv", "A", A)

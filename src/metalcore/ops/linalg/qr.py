@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect, expect_float, expect_matrix
+from metalcore._check import expect, expect_float, expect_matrix, expect_one_of
 from metalcore._op import Example, Op, accumulate, unwatched
 from metalcore._policy import policy
+
+_MODES = ("reduced", "complete", "r")
+_LAPACK_TYPES = (torch.float32, torch.float64)
 
 _forward = Op("qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True)
 
@@ -32,13 +35,9 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     Example:
         >>> Q, R = metalcore.qr(torch.randn(1000, 16, 16))
     """
-    expect(
-        mode in ("reduced", "complete", "r"),
-        "qr",
-        f'mode must be "reduced", "complete" or "r", got {mode!r}',
-    )
-    if unwatched() and torch_is_ahead(A, mode):
+    if mode in _MODES and unwatched() and torch_is_ahead(A, mode):
         return torch.linalg.qr(A, mode)  # type: ignore[no-any-return]
+    expect_one_of("qr", "mode", mode, _MODES)
     expect_float("qr", A=A)
     expect_matrix("qr", "A", A)
     Q, R = _forward(A, mode)
@@ -48,9 +47,10 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 def torch_is_ahead(A: Tensor, mode: str) -> bool:
     """For one matrix or a few, which would leave lanes idle, and for large ones. The CPU kernel
     decides the same by its own lanes."""
-    if A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64) or A.dim() < 2:
+    rank = A.dim()
+    if not A.is_cpu or A.dtype not in _LAPACK_TYPES or rank < 2:
         return False
-    if A.dim() == 2:
+    if rank == 2:
         return True
     *_, m, n = A.shape
     batch, lanes = A.shape[:-2].numel(), 32 // A.itemsize

@@ -18,6 +18,8 @@ _ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
 _GRAM_FROM: int = _KNOBS["gram_from"]
 _GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
 
+_LAPACK_TYPES = (torch.float32, torch.float64)
+
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
     batched=True,
@@ -89,11 +91,13 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     return S
 
 
-def torch_is_ahead(A: Tensor, *, least: int) -> bool:
-    """Whether a public function may leave A to torch: one matrix that is neither smaller than
-    `least` nor large enough for what the kernel knows."""
-    if A.dim() != 2 or not A.is_cpu:
+def torch_is_ahead(A: Tensor, *, least: int, few: int = 0) -> bool:
+    """Whether a public function may leave A to torch: a batch of fewer than `few` values, or one
+    matrix that is neither smaller than `least` nor large enough for what the kernel knows."""
+    if not A.is_cpu:
         return False
+    if A.dim() != 2:
+        return 0 < A.numel() < few and A.dim() > 2 and A.dtype in _LAPACK_TYPES and unwatched()
     m, n = A.shape
     if n > m:
         m, n = n, m

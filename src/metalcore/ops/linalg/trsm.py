@@ -72,7 +72,10 @@ def _torch_is_ahead(A: Tensor, B: Tensor, vectors: bool) -> bool:
     n = a[-1] if len(a) > 1 else 0
     return (
         n > 0
-        and (B.numel() * (n + 320 // n) < 40000 or (n > 128 and (vectors or b[-1] < 8)))
+        and (
+            B.numel() * (n + 320 // n) < 40000
+            or (n > (64 if len(a) == 2 else 128) and (vectors or b[-1] < 8))
+        )
         and A.is_cpu
         and B.is_cpu
         and A.dtype is B.dtype
