@@ -25,7 +25,7 @@ lint: build
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy src
-	$(BIN)/clang-format --dry-run -Werror $(CODE)
+	@$(BIN)/clang-format --dry-run -Werror $(CODE)
 
 format: build
 	$(BIN)/ruff check --quiet --fix .

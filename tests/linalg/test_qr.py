@@ -149,7 +149,7 @@ BAD = [
     (
         lambda: metalcore.qr(leaf, "full"),
         ValueError,
-        'qr: mode must be one of reduced, complete, r, got \'full\'',
+        "qr: mode must be one of reduced, complete, r, got 'full'",
     ),
     (
         lambda: metalcore.qr(leaf.long()),

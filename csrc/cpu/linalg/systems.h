@@ -58,8 +58,8 @@ void solve_in_rows(const Tensor& A, const Tensor& B, Triangles triangles, Tensor
   });
 }
 
-// Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies. For few columns
-// these cost nothing, and MKL is slow from the right: 7x for 128 x 4 on two threads.
+// Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies. For few
+// columns these cost nothing, and MKL is slow from the right: 7x for 128 x 4 on two threads.
 inline Tensor solve_by_blas(const Tensor& A, const Tensor& B, Triangle t) {
   const auto turned = [](const Tensor& x) { return torch::stable::transpose(x, -2, -1); };
   if (B.size(-1) < 16) {
