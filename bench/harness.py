@@ -44,6 +44,7 @@ class Bench:
 
     Args:
         op: `<family>/<op>`, as the file is called.
+        kind: what sets it apart from other benchmarks of the op.
         run: the metalcore function, or how to build it; returns a tensor or a sequence of tensors.
         peers: functions of the same inputs and results, by the name they are reported under.
         inputs: `inputs(**point, dtype=...)` for a point of the sweep; runs under the device to use.
@@ -72,10 +73,12 @@ class Bench:
     flops: Callable[..., int] | None = None
     backward: bool = False
     plot_over: str | None = None
+    kind: str = ""
 
     @property
     def title(self) -> str:
-        return f"{self.op} (forward+backward)" if self.backward else self.op
+        kind = "forward+backward" if self.backward else self.kind
+        return f"{self.op} ({kind})" if kind else self.op
 
     @property
     def name(self) -> str:

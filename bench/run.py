@@ -244,7 +244,10 @@ def _html(
     benches: Sequence[Bench],
 ) -> str:
     sections: list[Section] = []
-    plotted = {bench.title: bench for bench in benches if bench.plot_over}
+    plotted: dict[str, list[Bench]] = {}
+    for bench in benches:
+        if bench.plot_over:
+            plotted.setdefault(bench.title, []).append(bench)
     for grid in grids:
         of_op = [row for row in rows if row.op == grid.title]
         if grid.title in plotted:
@@ -275,29 +278,28 @@ def _html(
     return page("metalcore bench", intro, sections)
 
 
-def _curves(bench: Bench, rows: Sequence[Row]) -> Lines:
-    """The ratio to the fastest peer against one variable, a curve per setting of the others."""
+def _curves(benches: Sequence[Bench], rows: Sequence[Row]) -> Lines:
+    """The ratio to the fastest peer against one variable, a curve each for one and for many."""
     best: dict[tuple[str, str], float] = {}
     for row in rows:
         if row.ratio is not None:
             case = (row.shape, row.dtype)
             best[case] = min(row.ratio, best.get(case, math.inf))
-    over = bench.plot_over or ""
-    curves: dict[str, list[tuple[float, float]]] = {}
+    over = benches[0].plot_over or ""
+    curves: dict[str, dict[float, float]] = {}
     names: dict[float, str] = {}
-    for case in cases([bench]):
-        others = [f"{k} {v}" for k, v in case.point.items() if k != over]
+    for case in cases(benches):
         dtype = str(case.dtype).removeprefix("torch.")
         if (case.shape, dtype) in best:
             x = math.log2(max(1, case.point[over]))
             names[x] = str(case.point[over])
-            curve = curves.setdefault(", ".join([*others, dtype]), [])
-            curve.append((x, best[case.shape, dtype]))
+            many = "batches, " if case.point.get("batch", 1) > 1 else ""
+            curves.setdefault(many + dtype, {}).setdefault(x, best[case.shape, dtype])
     return Lines(
-        f"{bench.title}: times as fast as the fastest peer",
+        f"{benches[0].title}: times as fast as the fastest peer",
         over,
         "times as fast",
-        {name: sorted(curve) for name, curve in curves.items()},
+        {name: sorted(curve.items()) for name, curve in curves.items()},
         from_zero=True,
         x_names=names,
         line=1.0,

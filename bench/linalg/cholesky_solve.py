@@ -23,6 +23,7 @@ def _inputs(batch: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 BENCHES = (
     Bench(
         op="linalg/cholesky_solve",
+        plot_over="n",
         run=metalcore.cholesky_solve,
         peers={"torch": torch.cholesky_solve},
         inputs=_inputs,

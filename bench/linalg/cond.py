@@ -19,6 +19,8 @@ def _inputs(batch: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = tuple(
     Bench(
         op="linalg/cond",
+        plot_over="n",
+        kind="" if p is None else str(p),
         run=lambda A, p=p: metalcore.cond(A, p),
         peers={"torch": lambda A, p=p: torch.linalg.cond(A, p)},
         inputs=_inputs,

@@ -22,6 +22,8 @@ def _inputs(batch: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = tuple(
     Bench(
         op="linalg/det",
+        plot_over="n",
+        kind=kind,
         run=ours,
         peers={"torch": torchs},
         inputs=_inputs,
@@ -31,8 +33,8 @@ BENCHES = tuple(
         reduces_over=lambda A: A.shape[-1] ** 2,
         bytes_moved=lambda A: nbytes(A),
     )
-    for ours, torchs in (
-        (metalcore.det, torch.linalg.det),
-        (metalcore.slogdet, torch.linalg.slogdet),
+    for kind, ours, torchs in (
+        ("", metalcore.det, torch.linalg.det),
+        ("slogdet", metalcore.slogdet, torch.linalg.slogdet),
     )
 )

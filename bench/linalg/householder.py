@@ -24,6 +24,7 @@ def _torch(A: Tensor) -> Tensor:
 BENCHES = (
     Bench(
         op="linalg/householder",
+        plot_over="n",
         run=_run,
         peers={"torch": _torch},
         inputs=lambda batch, n, dtype: (torch.randn(batch, n, n, dtype=dtype),),

@@ -22,6 +22,7 @@ def _inputs(batch: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = (
     Bench(
         op="linalg/inv",
+        plot_over="n",
         run=metalcore.inv,
         peers={"torch": torch.linalg.inv},
         inputs=_inputs,

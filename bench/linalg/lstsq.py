@@ -27,6 +27,7 @@ def _torch(driver: str, A: Tensor, B: Tensor) -> Tensor:
 BENCHES = (
     Bench(
         op="linalg/lstsq",
+        plot_over="n",
         run=lambda A, B: metalcore.lstsq(A, B).solution,
         # gelsd finds the rank and the singular values as well, gelsy the rank alone
         peers={

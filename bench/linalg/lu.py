@@ -30,6 +30,7 @@ def _scipy(A: Tensor) -> Callable[..., tuple[Tensor, ...]]:
 BENCHES = (
     Bench(
         op="linalg/lu",
+        plot_over="n",
         run=metalcore.lu,
         peers={"torch": torch.linalg.lu, "scipy": Built(_scipy)},
         inputs=_inputs,

@@ -18,6 +18,7 @@ def _inputs(batch: int, m: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = (
     Bench(
         op="linalg/matrix_rank",
+        plot_over="n",
         run=lambda A: metalcore.matrix_rank(A).to(A.dtype),
         peers={"torch": lambda A: torch.linalg.matrix_rank(A).to(A.dtype)},
         inputs=_inputs,

@@ -30,6 +30,8 @@ def _gram(Q: Tensor) -> tuple[Tensor]:
 BENCHES = tuple(
     Bench(
         op="linalg/orthogonalize",
+        plot_over="n",
+        kind=method,
         run=lambda A, method=method: metalcore.orthogonalize(A, method),
         peers={"torch": _torch},
         inputs=_inputs,

@@ -20,6 +20,7 @@ def _inputs(batch: int, m: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = (
     Bench(
         op="linalg/pinv",
+        plot_over="n",
         run=lambda A: metalcore.pinv(A),
         peers={"torch": torch.linalg.pinv},
         inputs=_inputs,

@@ -27,6 +27,7 @@ def _torch(A: Tensor, B: Tensor) -> Tensor:
 BENCHES = (
     Bench(
         op="linalg/qr_solve",
+        plot_over="n",
         run=metalcore.qr_solve,
         peers={"torch": _torch},
         inputs=_inputs,

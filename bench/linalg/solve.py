@@ -53,6 +53,7 @@ def _mlx(A: Tensor, B: Tensor) -> Callable[..., Tensor]:
 BENCHES = (
     Bench(
         op="linalg/solve",
+        plot_over="n",
         run=metalcore.solve,
         peers={"torch": torch.linalg.solve, "scipy": Built(_scipy), "mlx": Built(_mlx)},
         inputs=inputs,

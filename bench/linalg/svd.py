@@ -74,6 +74,8 @@ def _determined(U: Tensor, S: Tensor, V: Tensor) -> tuple[Tensor, ...]:
 BENCHES = tuple(
     Bench(
         op="linalg/svd",
+        plot_over="n",
+        kind=kind,
         run=lambda A: metalcore.svd(A),
         peers={"torch": _torch, "scipy": Built(_scipy), "mlx": Built(_mlx)},
         inputs=inputs,
@@ -86,5 +88,9 @@ BENCHES = tuple(
         bytes_moved=lambda A: nbytes(A, A, A),
         flops=lambda A: 20 * A.numel() * min(A.shape[-2:]),
     )
-    for inputs, points in ((_gaussian, _POINTS), (_ill_conditioned, _HARD), (_half_rank, _HARD))
+    for kind, inputs, points in (
+        ("", _gaussian, _POINTS),
+        ("condition 1e6", _ill_conditioned, _HARD),
+        ("rank n/2", _half_rank, _HARD),
+    )
 )

@@ -43,6 +43,8 @@ def _torch(A: Tensor, B: Tensor, transpose: bool) -> Tensor:
 BENCHES = tuple(
     Bench(
         op="linalg/trsm",
+        plot_over="n",
+        kind="transposed" if transpose else "",
         run=lambda A, B, transpose=transpose: metalcore.trsm(A, B, True, transpose),
         peers={
             "torch": lambda A, B, transpose=transpose: _torch(A, B, transpose),
