@@ -35,9 +35,12 @@ kernel void layer_norm_backward(
   bias_share += block * n;
   const bool keeps = n <= KEEP * long(lanes);
 
+  wide scales[KEEP];
   wide dweight[KEEP];
   wide dbias[KEEP];
   for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    scales[k] = keeps && i < n ? value_or<wide>(1.0f, weight, has_weight, i) : wide(0.0f);
     dweight[k] = wide(0.0f);
     dbias[k] = wide(0.0f);
   }
@@ -60,7 +63,7 @@ kernel void layer_norm_backward(
         kept_d[k] = d;
         kept_v[k] = v;
       }
-      const wide g = d * value_or<wide>(1.0f, weight, has_weight, i);
+      const wide g = d * (keeps ? scales[k] : value_or<wide>(1.0f, weight, has_weight, i));
       sum += total(g);
       dot += total(g * v);
     }
@@ -72,7 +75,8 @@ kernel void layer_norm_backward(
     for (long k = 0, i = lane; i < n; ++k, i += lanes) {
       const wide d = keeps ? kept_d[k] : wide(dy_row[i]);
       const wide v = keeps ? kept_v[k] : (wide(x_row[i]) - m) * r;
-      wide g = (d * value_or<wide>(1.0f, weight, has_weight, i) - sum - v * dot) * r;
+      const wide w = keeps ? scales[k] : value_or<wide>(1.0f, weight, has_weight, i);
+      wide g = (d * w - sum - v * dot) * r;
       if (has_dsum != 0) {
         g += wide(dsum[row * n + i]);
       }
