@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""simd.h, math.h, exp_log.h against scalar code, on every set that this machine executes."""
+"""simd.h and math.h against scalar code, on every instruction set that this machine executes."""
 
 import os
 import subprocess

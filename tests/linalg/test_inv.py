@@ -25,9 +25,10 @@ def test_every_size_and_dtype(backend: Backend) -> None:
 def test_large_matrices_and_gradients_are_those_of_torch() -> None:
     for size in ((20, 4, 4), (150, 150)):
         A = torch.randn(size, dtype=torch.float64, requires_grad=True)
-        ours = torch.autograd.grad(metalcore.inv(A).square().sum(), A)
-        theirs = torch.autograd.grad(torch.linalg.inv(A).square().sum(), A)
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        (ours,) = torch.autograd.grad(metalcore.inv(A).square().sum(), A)
+        (theirs,) = torch.autograd.grad(torch.linalg.inv(A).square().sum(), A)
+        # two float64 algorithms for one problem differ by its condition
+        assert error(ours, theirs) <= tolerance("solve", torch.float32, size[-1])
     small = (torch.randn(2, 3, 3, dtype=torch.float64) + 2 * torch.eye(3)).requires_grad_()
     assert torch.autograd.gradcheck(metalcore.inv, small)
     assert torch.autograd.gradgradcheck(metalcore.inv, small)

@@ -119,10 +119,8 @@ def test_matrices_that_share_right_sides_are_factored_once() -> None:
     assert t.records[0].shape == (4, 6, 6)
 
 
-def test_paths(device: Backend) -> None:
-    if device.name != "cpu":
-        pytest.skip("paths of the CPU kernel")
-    found = []
+def test_paths_of_the_cpu_kernel() -> None:
+    device, found = Backend("cpu"), []
     for batch, n in ((20, 16), (1, 16), (20, 140), (1, 70)):
         with metalcore.trace() as t:
             metalcore.solve(*_systems(device, (batch,), n, 2))
