@@ -56,6 +56,7 @@ from metalcore.ops.train.soft_cap import soft_cap
 from metalcore.ops.train.softmax import fused_softmax, softmax
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
 from metalcore.optim import MetalAdamW
+from metalcore.patch.kernel_layers import kernel_mapping, write_kernel_repository
 
 from metalcore import metal, nn, optim  # isort: skip  (after the schemas that they implement)
 from metalcore._simulate import simulate  # isort: skip
@@ -111,6 +112,7 @@ __all__ = [
     "index_select",
     "inv",
     "jsd",
+    "kernel_mapping",
     "kl_div",
     "layer_norm",
     "linear_cross_entropy",
@@ -146,4 +148,5 @@ __all__ = [
     "trace",
     "trsm",
     "trsm_batched",
+    "write_kernel_repository",
 ]
