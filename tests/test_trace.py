@@ -44,6 +44,16 @@ def test_records_say_what_ran() -> None:
     assert "rms_norm_backward" in str(t)
 
 
+def test_the_summary_adds_up_calls() -> None:
+    with metalcore.trace() as t:
+        for _ in range(3):
+            metalcore.rms_norm(torch.randn(3, 8))
+    (row,) = [line for line in t.summary().splitlines() if "rms_norm" in line]
+    *_, variant, calls, ms, _ = (cell.strip() for cell in row.split("│"))
+    assert (variant, calls) == ("rows", "3")
+    assert float(ms) == pytest.approx(sum(r.seconds for r in t.records) * 1e3, abs=1e-3)
+
+
 def test_nothing_is_recorded_outside_the_block() -> None:
     with metalcore.trace() as t:
         torch.ones(2).add(1)

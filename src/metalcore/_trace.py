@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """trace(): which path computed each op."""
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -52,7 +54,7 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
         ...     y = metalcore.rms_norm(x, weight)
         >>> t.records[0].path
         'cpu:avx2'
-        >>> print(t)
+        >>> print(t)  # every call; t.summary() adds them up
     """
 
     def __init__(self) -> None:
@@ -102,6 +104,21 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
             found.setdefault(record.op, set()).add(record.path)
         return found
 
+    def summary(self) -> str:
+        """Calls and time by op and path, the longest first: what a model's layers ran on."""
+        calls: Counter[tuple[str, ...]] = Counter()
+        seconds: dict[tuple[str, ...], float] = {}
+        for r in self.records:
+            key = (r.op, r.device, r.dtype, r.path, r.variant)
+            calls[key] += 1
+            if not math.isnan(r.seconds):
+                seconds[key] = seconds.get(key, 0.0) + r.seconds
+        table = Table("op", "device", "dtype", "path", "variant", "calls", "ms")
+        for what in sorted(calls, key=lambda k: -seconds.get(k, 0.0)):
+            ms = f"{seconds[what] * 1e3:.3f}" if what in seconds else "not timed"
+            table.add_row(*what, str(calls[what]), ms)
+        return _printed(table)
+
     def __str__(self) -> str:
         table = Table("op", "device", "dtype", "shape", "path", "variant", "ms")
         for r in self.records:
@@ -109,10 +126,14 @@ class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
             table.add_row(
                 r.op, r.device, r.dtype, shape, r.path, r.variant, f"{r.seconds * 1e3:.3f}"
             )
-        console = Console(width=120)
-        with console.capture() as capture:
-            console.print(table)
-        return capture.get()
+        return _printed(table)
+
+
+def _printed(table: Table) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 def note_torch(op: str, x: Tensor) -> bool:
