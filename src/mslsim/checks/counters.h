@@ -13,8 +13,8 @@ struct Counters : Check {
 
   // One bit for each byte of a buffer.
   uint8_t* seen[2][kRegions];
-  // The group that last read each word of a buffer, plus one.
-  uint32_t* reader[kRegions];
+  // Who last read each word of a buffer: group plus one, thread, site.
+  uint64_t* reader[kRegions];
   // Sample of lines per simdgroup access: how often each lane was at each site, and the pairs of
   // (site, time) and (site, time, line) met so far.
   uint32_t* times = nullptr;
@@ -30,7 +30,7 @@ struct Counters : Check {
       for (int k = 0; k < 2; ++k) {
         seen[k][i] = watched ? static_cast<uint8_t*>(lazy_zeros(map_bytes(i))) : nullptr;
       }
-      reader[i] = watched ? static_cast<uint32_t*>(lazy_zeros(r.bytes + 16)) : nullptr;
+      reader[i] = watched ? static_cast<uint64_t*>(lazy_zeros(reader_bytes(i))) : nullptr;
     }
     times = static_cast<uint32_t*>(lazy_zeros(times_bytes()));
     used = 0;
@@ -48,7 +48,7 @@ struct Counters : Check {
         (k ? s.counts[i].distinct_written : s.counts[i].distinct_read) = bits;
         free_zeros(seen[k][i], map_bytes(i));
       }
-      if (reader[i]) free_zeros(reader[i], memory().regions[i].bytes + 16);
+      if (reader[i]) free_zeros(reader[i], reader_bytes(i));
     }
     free_zeros(times, times_bytes());
   }
@@ -82,6 +82,9 @@ struct Counters : Check {
   static size_t map_bytes(unsigned region) {
     return (memory().regions[region].bytes / 8 + 16) / 8 * 8;
   }
+  static size_t reader_bytes(unsigned region) {
+    return (memory().regions[region].bytes / 4 + 4) * 8;
+  }
   static size_t times_bytes() { return size_t{kSimdWidth} * (memory().sites + 1) * 4; }
 
   static void mark(uint8_t* map, uint64_t offset, uint32_t size) {
@@ -97,16 +100,23 @@ struct Counters : Check {
   }
 
   // Words another group has read are taken to be in the cache; those this group has read before are
-  // not, because it could have kept them.
+  // not, because it could have kept them. One word for all lanes of a simdgroup is one read.
   void count_fetched(const Worker& w, const Access& a, RegionCounts& c) {
-    const uint32_t mine = w.group_index + 1;
+    const uint64_t mine = uint64_t{w.group_index} + 1;
     const uint64_t last = (a.offset + a.size - 1) / 4;
     const uint32_t bytes = a.size < 4 ? a.size : 4;
     for (uint64_t word = a.offset / 4; word <= last; ++word) {
-      uint32_t& group = reader[a.region][word];
+      uint64_t& who = reader[a.region][word];
+      const uint64_t group = who >> 32, thread = who >> 20 & 0xfff, site = who & 0xfffff;
+      const bool shared = group == mine && site == (a.site & 0xfffff) && thread !=
+                                               w.current&& thread / kSimdWidth ==
+                                               w.current / kSimdWidth;
+      if (shared) continue;
       if (group == 0 || group == mine) c.fetched += bytes;
       // Parts of a word are read one after the other; the last one stands for it.
-      if ((a.offset + a.size) % 4 == 0 || word < last) group = mine;
+      if ((a.offset + a.size) % 4 == 0 || word < last) {
+        who = mine << 32 | uint64_t{w.current} << 20 | (a.site & 0xfffff);
+      }
     }
   }
 
