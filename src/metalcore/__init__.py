@@ -60,6 +60,11 @@ from metalcore.patch.kernel_layers import kernel_mapping, write_kernel_repositor
 
 from metalcore import metal, nn, optim  # isort: skip  (after the schemas that they implement)
 from metalcore._simulate import simulate  # isort: skip
+from metalcore.patch.accelerate import (  # isort: skip
+    accelerate,
+    patch_transformers_rmsnorm,
+    patch_transformers_rope,
+)
 
 __version__ = _version("metalcore")
 
@@ -86,6 +91,7 @@ __all__ = [
     "RMSNormFunction",
     "Record",
     "RotaryEmbedding",
+    "accelerate",
     "add_layer_norm",
     "add_rms_norm",
     "apply_householder",
@@ -127,6 +133,8 @@ __all__ = [
     "nn",
     "optim",
     "orthogonalize",
+    "patch_transformers_rmsnorm",
+    "patch_transformers_rope",
     "pinv",
     "polar",
     "qr",

@@ -31,6 +31,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`cross_entropy(linear(hidden, weight, bias), target)` in the memory of a few rows of logits.
 
@@ -44,9 +45,10 @@ def linear_cross_entropy(
         target: class indices, int64, [...].
         bias: [C].
         ignore_index, reduction, label_smoothing, z_loss, softcap: as for `cross_entropy`.
+        dtype: of the loss; default that of `hidden` (float32 under autocast).
 
     Returns:
-        The loss, a scalar or [...], in the dtype of `hidden` (float32 under autocast).
+        The loss, a scalar or [...].
 
     Example:
         >>> loss = metalcore.linear_cross_entropy(hidden, model.lm_head.weight, labels)
@@ -65,8 +67,8 @@ def linear_cross_entropy(
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
     )
-    if not torch.is_autocast_enabled(hidden.device.type):
-        loss = loss.to(hidden.dtype)
+    if dtype is not None or not torch.is_autocast_enabled(hidden.device.type):
+        loss = loss.to(dtype or hidden.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
 
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""accelerate(model): one call that lets a transformers model compute with metalcore."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from metalcore.patch import loss as losses
+from metalcore.patch import mlp as mlps
+from metalcore.patch import norms, rotary
+from metalcore.patch.swap import Swapped, restore, swap
+
+
+@dataclass(frozen=True)
+class Row:
+    """Layers of one class: what computes them now, or why they were left alone."""
+
+    layer: str
+    cls: str
+    count: int
+    by: str = ""
+    left_alone: str = ""
+
+
+@dataclass
+class Summary:
+    """What `accelerate` did; prints as a table.
+
+    `undo()` takes back what this call did, and no more. As a context manager it does so on leaving.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    _swapped: list[nn.Module] = field(default_factory=list, repr=False)
+    _held: list[tuple[rotary.Place, list[nn.Module]]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Give the layers their classes, and the modeling modules their functions; a second call
+        does nothing."""
+        for module in self._swapped:
+            restore(module)
+        for place, layers in self._held:
+            rotary.release(place, layers)
+        self._swapped, self._held = [], []
+
+    def count(self, layer: str) -> int:
+        """How many layers of a kind (`norm`, `rope`, `mlp`, `loss`) metalcore computes now."""
+        return sum(r.count for r in self.rows if r.layer == layer and r.by)
+
+    def __enter__(self) -> "Summary":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def __rich__(self) -> Table:
+        table = Table("layer", "class", "count", "computed by", "left alone because")
+        table.columns[2].justify = "right"
+        for r in self.rows:
+            table.add_row(r.layer, r.cls, str(r.count), r.by, r.left_alone)
+        if not self.rows:
+            table.add_row("", "", "0", "", "there is no layer that metalcore could compute")
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+
+def accelerate(
+    model: nn.Module,
+    *,
+    rms_norm: bool = True,
+    layer_norm: bool = True,
+    rope: bool = True,
+    mlp: bool = True,
+    loss: bool = True,
+) -> Summary:
+    """Let the layers of a transformers model compute with metalcore, in place.
+
+    Layers are recognised by what they compute: each class is asked with small weights of our own,
+    and one that does not give our result is left alone. Weights stay the same tensors, and
+    `state_dict`, checkpoints, optimizers, adapters and hooks stay as they are.
+
+    Args:
+        model: a transformers model, or any module; its parts are searched.
+        rms_norm, layer_norm: norms become `rms_norm` and `layer_norm`.
+        rope: rotary embedding becomes `apply_rotary_pos_emb`. Its function is replaced in the
+            modeling module, so other models of the family use it too, until every call of
+            `accelerate` that replaced it is undone.
+        mlp: products and activations of feed-forward layers become `swiglu`, `geglu`, `gelu`.
+        loss: with `labels`, the loss becomes `linear_cross_entropy`, and logits are computed only
+            if somebody looks at them.
+
+    Returns:
+        A summary to print, with `undo()`. Layers that are accelerated already are left to the
+        summary of the call that did it.
+
+    Example:
+        >>> print(metalcore.accelerate(model))
+        >>> model(input_ids, labels=labels).loss.backward()
+    """
+    summary = Summary()
+    kinds = [
+        k for k, wanted in ((norms.RMSNorm, rms_norm), (norms.LayerNorm, layer_norm)) if wanted
+    ]
+    if kinds:
+        _each(summary, model, "norm", norms.is_candidate, lambda m: _of(norms.recognise(m), kinds))
+    if rope:
+        _rope(summary, model)
+    if mlp:
+        _each(summary, model, "mlp", mlps.is_candidate, mlps.recognise)
+    if loss:
+        _loss(summary, model)
+    return summary
+
+
+def _of(found: Any, kinds: list[Any]) -> Any:
+    return found if isinstance(found, str) or found[0] in kinds else None
+
+
+def _each(
+    summary: Summary,
+    model: nn.Module,
+    layer: str,
+    is_candidate: Callable[[nn.Module], bool],
+    recognise: Callable[[nn.Module], Any],
+) -> None:
+    """Recognise and exchange all layers of a kind; those alike are asked once."""
+    answers: dict[Hashable, Any] = {}
+    found: dict[tuple[str, str, str], int] = {}
+    for module in model.modules():
+        if not is_candidate(module):
+            continue
+        key = _likeness(module)
+        if key not in answers:
+            answers[key] = _ALREADY if isinstance(module, Swapped) else recognise(module)
+        answer = answers[key]
+        if answer is None:
+            continue
+        name = type(module).__name__
+        if isinstance(answer, str):
+            row = (name, "", answer)
+        else:
+            row = (name, _describe(*answer), "")
+            swap(module, *answer)
+            summary._swapped.append(module)
+        found[row] = found.get(row, 0) + 1
+    summary.rows += [Row(layer, *row[:1], n, *row[1:]) for row, n in found.items()]
+
+
+_ALREADY = "it is accelerated already"
+
+
+def _likeness(module: nn.Module) -> Hashable:
+    """Equal for modules that compute the same but for the values of their weights."""
+    shapes = tuple(
+        (name, None if p is None else tuple(p.shape)) for name, p in module._parameters.items()
+    )
+    numbers = tuple(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str)) and name != "training"
+    )
+    parts = tuple((name, type(child)) for name, child in module.named_children())
+    return type(module), shapes, numbers, parts, "forward" in vars(module)
+
+
+def _describe(kind: type[Swapped], how: Any) -> str:
+    if kind is norms.RMSNorm:
+        return "rms_norm" + (", weight + 1" if how.weight_offset else "")
+    if kind is norms.LayerNorm:
+        return "layer_norm"
+    act: str = how if kind is mlps.Experts else how.act
+    if kind is mlps.PlainMLP:
+        return act.replace("_", ", ")
+    halves = ", one layer for gate and up" if kind is mlps.FusedGatedMLP else ""
+    return mlps.OP[act] + (", tanh" if act == "gelu_tanh" else "") + halves
+
+
+def _rope(summary: Summary, model: nn.Module) -> None:
+    found: dict[str, tuple[rotary.Place, list[nn.Module]]] = {}
+    for module in model.modules():
+        for place in rotary.places(module):
+            found.setdefault(place.label, (place, []))[1].append(module)
+    for place, layers in found.values():
+        how = rotary.recognise(place)
+        name = type(layers[0]).__name__
+        if isinstance(how, str):
+            summary.rows.append(Row("rope", name, len(layers), "", f"{place.name} {how}"))
+            continue
+        added = rotary.hold(place, how, layers)
+        summary._held.append((place, added))
+        by = "apply_rotary_pos_emb" + (", interleaved" if how.interleaved else "")
+        held = len(layers) - len(added)
+        summary.rows += [Row("rope", name, len(added), by)] if added else []
+        summary.rows += [Row("rope", name, held, "", _ALREADY)] if held else []
+
+
+def _loss(summary: Summary, model: nn.Module) -> None:
+    for module in list(model.modules()):
+        head = _ALREADY if isinstance(module, losses.LossModel) else losses.recognise(module)
+        if head is None:
+            continue
+        name = type(module).__name__
+        if isinstance(head, str):
+            summary.rows.append(Row("loss", name, 1, "", head))
+            continue
+        swap(module, losses.LossModel, None)
+        swap(head, losses.OutputLayer, None)
+        summary._swapped += [module, head]
+        summary.rows.append(Row("loss", name, 1, "linear_cross_entropy"))
+
+
+def patch_transformers_rmsnorm(model: nn.Module) -> int:
+    """Replace the RMSNorms of `model` as `accelerate` does; how many there were."""
+    return accelerate(model, layer_norm=False, rope=False, mlp=False, loss=False).count("norm")
+
+
+def patch_transformers_rope(model: nn.Module) -> int:
+    """Replace the rotary embedding of `model` as `accelerate` does; in how many layers."""
+    wanted = {"rms_norm": False, "layer_norm": False, "mlp": False, "loss": False}
+    return accelerate(model, **wanted).count("rope")

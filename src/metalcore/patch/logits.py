@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: MIT
+"""LazyLogits: the logits of a linear layer, computed if somebody looks at them.
+
+What a causal language model does to its logits before the loss (scale, soft cap, float(), view,
+slices of tokens) is written down, and `torch.nn.functional.cross_entropy` becomes
+`linear_cross_entropy`, which never holds [tokens, vocabulary]. Everything else gets the values.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """hidden @ weight.T + bias, times `scale`, then with a cap `cap * tanh(.)`, of some tokens."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+    scale: float = 1.0
+    cap: float | None = None
+    # What was done to the dimensions before the last one, to be done to `hidden` with its history;
+    # `tokens` is the result without a history.
+    moves: tuple[Callable[[Tensor], Tensor], ...] = ()
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.tokens.shape[:-1], self.weight.shape[0])
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Recipe":
+        return replace(self, moves=(*self.moves, move), tokens=move(self.tokens))
+
+    def compute(self) -> Tensor:
+        """The logits, without a gradient."""
+        with torch.no_grad():
+            y = F.linear(self.tokens, self.weight, self.bias)
+            if self.scale != 1.0:
+                y *= self.scale
+            if self.cap is not None:
+                y = y.tanh_() * self.cap
+            return y.to(self.dtype)
+
+    def linear(self) -> tuple[Tensor, Tensor, Tensor | None, float | None]:
+        """hidden, weight and bias of a linear layer and the soft cap that give these logits."""
+        hidden, bias = self.hidden, self.bias
+        for move in self.moves:
+            hidden = move(hidden)
+        # cap * tanh(s * x) is the soft cap of (s * cap) * x
+        scale = self.scale if self.cap is None else self.scale * self.cap
+        if not math.isclose(scale, 1.0, rel_tol=1e-12):
+            hidden, bias = hidden * scale, None if bias is None else bias * scale
+        return hidden, self.weight, bias, self.cap
+
+
+class LazyLogits(Tensor):
+    """A tensor without memory. Autograd sees an ordinary result of an ordinary layer."""
+
+    recipe: Recipe
+    _computed: Tensor | None
+
+    @staticmethod
+    def __new__(cls, recipe: Recipe) -> "LazyLogits":
+        made: LazyLogits = Tensor._make_wrapper_subclass(
+            cls, recipe.shape, dtype=recipe.dtype, device=recipe.hidden.device
+        )
+        made.recipe, made._computed = recipe, None
+        return made
+
+    def compute(self) -> Tensor:
+        """The logits as a plain tensor without a gradient, computed once."""
+        if self._computed is None:
+            self._computed = self.recipe.compute()
+        return self._computed
+
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
+        return repr(self.compute())
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "cross_entropy":
+            loss = _cross_entropy(*args, **kwargs)
+            if loss is not None:
+                return loss
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _OF_PLAIN_TENSORS:
+                args = _plain(args)
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _WRITTEN_DOWN and isinstance(args[0], LazyLogits) and args[0]._computed is None:
+            recipe = _WRITTEN_DOWN[func](args[0].recipe, *args[1:], **kwargs)
+            if recipe is not None:
+                return LazyLogits(recipe)
+        return func(*_plain(args), **_plain(kwargs))
+
+
+# torch refuses these for tensors without memory
+_OF_PLAIN_TENSORS = {
+    Tensor.numpy,
+    Tensor.tolist,
+    Tensor.__array__,
+    Tensor.__deepcopy__,
+    Tensor.__dlpack__,
+    Tensor.__reduce_ex__,
+    Tensor.data_ptr,
+    Tensor.untyped_storage,
+}
+
+
+def _plain(a: Any) -> Any:
+    """`a` with values in the place of lazy logits."""
+    if isinstance(a, LazyLogits):
+        return a.compute()
+    if isinstance(a, (list, tuple)):
+        return type(a)(map(_plain, a))
+    return {k: _plain(v) for k, v in a.items()} if isinstance(a, dict) else a
+
+
+class _Linear(torch.autograd.Function):
+    """What `LazyLogits` is to autograd; its backward runs only for those who took the values."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return LazyLogits(Recipe(hidden, weight, bias, hidden.dtype, tokens=hidden.detach()))
+
+    @staticmethod
+    def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        rows = dlogits.flatten(0, -2)
+        return (
+            dlogits @ weight if needs[0] else None,
+            rows.T @ hidden.flatten(0, -2) if needs[1] else None,
+            rows.sum(0) if needs[2] else None,
+        )
+
+
+def lazy_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LazyLogits:
+    """`torch.nn.functional.linear(hidden, weight, bias)`, not computed yet."""
+    made: LazyLogits = _Linear.apply(hidden, weight, bias)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """torch's function of this name; None where the values of the logits are needed for it."""
+    if (
+        not isinstance(input, LazyLogits)
+        or input._computed is not None
+        or input.dim() != 2
+        or target.shape != input.shape[:1]
+        or target.dtype != torch.int64
+        or (weight, size_average, reduce) != (None, None, None)
+        # a leaf gets the gradient itself
+        or (input.requires_grad and input.is_leaf)
+    ):
+        return None
+    with torch.set_grad_enabled(torch.is_grad_enabled() and input.requires_grad):
+        return _of_recipe(input, target, ignore_index, reduction, label_smoothing)
+
+
+def _of_recipe(
+    input: LazyLogits, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    hidden, rows, bias, softcap = input.recipe.linear()
+    return linear_cross_entropy(
+        hidden,
+        rows,
+        target,
+        bias,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        dtype=input.dtype,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """`value` as a number, where looking at it costs nothing."""
+    if isinstance(value, Tensor):
+        plain = value.dim() == 0 and value.is_cpu and not value.requires_grad
+        return float(value) if plain else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _times(recipe: Recipe, factor: Any) -> Recipe | None:
+    by = _number(factor)
+    if by is None:
+        return None
+    if recipe.cap is None:
+        return replace(recipe, scale=recipe.scale * by)
+    # a negative or zero factor is no soft cap
+    return replace(recipe, cap=recipe.cap * by) if by > 0 else None
+
+
+def _over(recipe: Recipe, divisor: Any, *, rounding_mode: str | None = None) -> Recipe | None:
+    by = _number(divisor)
+    return _times(recipe, 1 / by) if by and rounding_mode is None else None
+
+
+def _tanh(recipe: Recipe) -> Recipe | None:
+    return replace(recipe, cap=1.0) if recipe.cap is None else None
+
+
+def _to(recipe: Recipe, *, dtype: torch.dtype | None = None, **rest: Any) -> Recipe | None:
+    # what is wider loses nothing; other devices and layouts are for torch
+    if dtype is None or torch.promote_types(dtype, recipe.dtype) != dtype:
+        return None
+    if any(v not in (None, False) for v in rest.values()):
+        return None
+    return replace(recipe, dtype=dtype)
+
+
+def _view(recipe: Recipe, size: list[int]) -> Recipe | None:
+    *rows, classes = size
+    if classes != recipe.weight.shape[0] or recipe.tokens.numel() == 0:
+        return None
+    return recipe.moved(lambda x: x.reshape(*rows, x.shape[-1]))
+
+
+def _slice(
+    recipe: Recipe, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Recipe | None:
+    dim %= recipe.tokens.dim()
+    if dim == recipe.tokens.dim() - 1:
+        whole = start in (None, 0) and step == 1 and (end is None or end >= recipe.weight.shape[0])
+        return recipe if whole else None
+    return recipe.moved(lambda x: _aten.slice(x, dim, start, end, step))
+
+
+def _same(recipe: Recipe, *, memory_format: Any = None) -> Recipe:
+    return recipe
+
+
+_WRITTEN_DOWN: dict[Any, Callable[..., Recipe | None]] = {
+    _aten.mul.Tensor: _times,
+    _aten.mul.Scalar: _times,
+    _aten.div.Tensor: _over,
+    _aten.div.Scalar: _over,
+    _aten.tanh.default: _tanh,
+    _aten._to_copy.default: _to,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,
+    _aten.slice.Tensor: _slice,
+    _aten.clone.default: _same,
+    _aten.detach.default: _same,
+}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""Norms of a model: recognised by what they compute, replaced by `rms_norm` and `layer_norm`."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from metalcore._check import FLOATS
+from metalcore.ops.train.layer_norm import layer_norm
+from metalcore.ops.train.rms_norm import rms_norm
+from metalcore.patch.probe import DTYPES, agrees, ask, stand_in
+from metalcore.patch.swap import Swapped, restore, swap
+
+_EPS = ("variance_epsilon", "eps", "epsilon")
+# enough for a formula, where the layer does not say how wide its rows are
+_WIDTH = 24
+
+
+class How(NamedTuple):
+    """The variant of a norm: the attribute that holds eps, what is added to the weight (RMSNorm),
+    and whether a weight of another dtype than x leaves the result in that of x."""
+
+    eps: str
+    weight_offset: float
+    keeps_dtype: bool
+
+
+class _Norm(Swapped):
+    def fits(self, x: Any, how: How) -> bool:
+        weight: Tensor | None = getattr(self, "weight", None)
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            return False
+        if weight is None:
+            return True
+        plain = type(weight) is nn.Parameter or type(weight) is Tensor
+        return plain and (weight.dtype is x.dtype or how.keeps_dtype)
+
+
+class RMSNorm(_Norm):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        how: How = self.origin.how
+        if kwargs or len(args) != 1 or not self.fits(args[0], how):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        weight, eps = getattr(self, "weight", None), getattr(self, how.eps)
+        return rms_norm(args[0], weight, eps, weight_offset=how.weight_offset)
+
+
+class LayerNorm(_Norm):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        how: How = self.origin.how
+        if kwargs or len(args) != 1 or not self.fits(args[0], how):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        x = args[0]
+        weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
+        return layer_norm(x, x.shape[-1:], weight, bias, getattr(self, how.eps))
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether `module` looks like a norm: an eps, a weight and a bias at most, no parts."""
+    return (
+        _eps_name(module) is not None
+        and next(module.children(), None) is None
+        and set(module._parameters) <= {"weight", "bias"}
+        and not list(module.buffers())
+    )
+
+
+def _eps_name(module: nn.Module) -> str | None:
+    for name in _EPS:
+        # torch.nn.RMSNorm has None for the machine epsilon
+        if name in vars(module) and isinstance(getattr(module, name), (float, type(None))):
+            return name
+    return None
+
+
+def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
+    """The kind and variant that compute what `module` does, or why there is none."""
+    weight = module._parameters.get("weight")
+    if weight is not None and weight.dim() != 1:
+        return f"its weight has {weight.dim()} dimensions, ours one"
+    if "forward" in vars(module):
+        return "its forward was replaced already"
+    eps_name = _eps_name(module)
+    assert eps_name is not None
+    answers = ask(lambda: [_answer(module, dtype, dtype) for dtype in DTYPES]) or []
+    for kind, offset in ((RMSNorm, 0.0), (RMSNorm, 1.0), (LayerNorm, 0.0)):
+        has_bias = module._parameters.get("bias") is not None
+        how = How(eps_name, offset, True)
+        if answers and not (kind is RMSNorm and has_bias) and _agree(kind, how, answers):
+            mixed = ask(lambda: _answer(module, torch.bfloat16, torch.float32)[2].dtype)
+            return kind, how._replace(keeps_dtype=mixed is torch.bfloat16)
+    return "computes neither an RMSNorm nor a LayerNorm that metalcore has"
+
+
+def _agree(kind: type[Swapped], how: How, answers: list[tuple[nn.Module, Tensor, Tensor]]) -> bool:
+    op = "rms_norm" if kind is RMSNorm else "layer_norm"
+    same = True
+    for probe, x, theirs in answers:
+        swap(probe, kind, how)
+        with torch.no_grad():
+            same = same and agrees(op, (theirs,), (probe.forward(x),), x.shape[-1])
+        restore(probe)
+    return same
+
+
+def _answer(
+    module: nn.Module, dtype: torch.dtype, weights: torch.dtype
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """A stand-in with random weights, an input whose rows differ in scale, and its output."""
+    drawn = {
+        name: None if p is None else torch.randn(p.shape).to(weights)
+        for name, p in module._parameters.items()
+    }
+    weight = module._parameters.get("weight")
+    shape = getattr(module, "normalized_shape", None)
+    width = weight.shape[-1] if weight is not None else shape[-1] if shape else _WIDTH
+    probe = stand_in(module, drawn)
+    # small rows tell where eps is added; three dimensions tell a LayerNorm from a GroupNorm
+    scale = torch.tensor([1e-3, 1.0, 30.0])[:, None]
+    x = ((torch.randn(2, 3, width) + 0.5) * scale).to(dtype)
+    return probe, x, probe.forward(x)
