@@ -4,32 +4,50 @@ from pathlib import Path
 import pytest
 import torch
 
-from metalcore import demo
+from metalcore import Record, demo
 
 
 @pytest.fixture(autouse=True)
-def _as_users_run_it() -> None:
+def _as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(demo, "_LLAMA", demo._TINY)
+    for name, value in (("_VOCABULARY", 64), ("_BATCH", 2), ("MAX_TIME", 32), ("_NEW_TOKENS", 4)):
+        monkeypatch.setattr(demo, name, value)
 
 
 def test_the_demo_compares_both_sides_and_writes_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.html"
-    assert demo.run(steps=3, html=report, device="cpu") == 0
+    assert demo.run(steps=2, html=report, device="cpu") == 0
     told = capsys.readouterr().out
-    for word in ("time per step", "peak memory", "loss", "rms_norm_backward", "cpu:"):
+    for word in ("time per step", "peak memory", "loss", "rms_norm_backward", "cpu:", "the same"):
         assert word in told, word
     html = report.read_text()
-    assert html.count("<svg") >= 2
+    assert html.count("<svg") == 4
+    assert "sim:swiglu_backward_float" in html
     assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_the_demo_fails_when_an_op_leaves_its_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from collections import Counter
+    def by_reference(self: demo.trace, op: str, *rest: object) -> None:
+        self.records.append(Record(op, "cpu", "float32", (), "reference", "", 0.0))
 
-    left = Counter({("rms_norm", "reference", ""): 1})
-    monkeypatch.setattr(demo, "paths_of_step", lambda *_: left)
+    monkeypatch.setattr(demo.trace, "add", by_reference)
     assert demo.run(steps=1, html=None, device="cpu") == 1
+    assert "although there is a kernel: adamw_step" in capsys.readouterr().out
+
+
+def test_the_demo_fails_when_losses_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "_allowed", lambda steps: 0.0)
+    assert demo.run(steps=1, html=None, device="cpu") == 1
+    assert "the losses in the simulator differ by" in capsys.readouterr().out
+
+
+def test_steps_are_checked() -> None:
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        demo.run(steps=0)

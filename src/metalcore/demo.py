@@ -1,49 +1,58 @@
 # SPDX-License-Identifier: MIT
-"""`metalcore demo`: trains a small Llama-like model with and without metalcore, side by side."""
+"""`metalcore demo`: trains and runs a small Llama as it is and accelerated, side by side."""
 
 import copy
-import json
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional
 
 from metalcore import _native, _report
 from metalcore._accuracy import tolerance
-from metalcore._tiny_lm import MAX_TIME, Decoder, batches
+from metalcore._check import expect
+from metalcore._measure import operator_seconds, peak_bytes
+from metalcore._simulate import simulate
+from metalcore._tiny_lm import MAX_TIME, batches
 from metalcore._trace import trace
-from metalcore.nn import RMSNorm
+from metalcore.optim import MetalAdamW
+from metalcore.patch.accelerate import Summary, accelerate
 
 _SEED = 0
 _BATCH = 8
-_WIDTH, _LAYERS = 256, 4
+_LLAMA = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4}
+_VOCABULARY = 8192
+# small enough for the simulator, which is some hundred times slower than the CPU kernels
+_TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_TINY_STEPS, _TINY_BATCH, _TINY_TIME = 4, 2, 16
+_PROMPT, _NEW_TOKENS = 16, 32
+# operators of either side that the report shows
+_OPERATORS = 8
 # Training amplifies rounding: a plain model whose weights are changed in the last bit is 1e-6 off
 # after 30 steps and 0.4 off within 100, so losses are compared before that.
 _COMPARED_STEPS = 30
 
 
-def with_metalcore(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every torch.nn.RMSNorm replaced, weights included."""
-    model = copy.deepcopy(model)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.RMSNorm:
-                norm = RMSNorm(child.normalized_shape, child.eps, child.elementwise_affine)
-                norm.load_state_dict(child.state_dict())
-                setattr(module, name, norm.to(child.weight.device))
+def llama(vocabulary: int, sizes: dict[str, Any]) -> nn.Module:
+    """A Llama of transformers with random weights; nothing is downloaded."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError as missing:
+        raise RuntimeError("demo: needs a model of transformers: pip install transformers") from (
+            missing
+        )
+    torch.manual_seed(_SEED)
+    config = LlamaConfig(
+        vocab_size=vocabulary, num_attention_heads=4, num_key_value_heads=2, **sizes
+    )
+    model: nn.Module = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     return model
 
 
@@ -53,17 +62,28 @@ class Side:
 
     name: str
     model: nn.Module
+    optimizer: torch.optim.Optimizer
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    operators: dict[str, float] = field(default_factory=dict)
+    written: list[int] = field(default_factory=list)
+    seconds_per_token: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+    @classmethod
+    def plain(cls, model: nn.Module) -> "Side":
+        return cls("plain", model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+    @classmethod
+    def accelerated(cls, model: nn.Module) -> tuple["Side", Summary]:
+        """The same weights, accelerated."""
+        model = copy.deepcopy(model)
+        summary = accelerate(model)
+        return cls("metalcore", model, MetalAdamW(model.parameters(), lr=1e-3)), summary
 
     def gradients(self, tokens: Tensor) -> Tensor:
         """Fill in the gradients; the loss."""
-        logits = self.model(tokens[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss: Tensor = self.model(input_ids=tokens, labels=tokens).loss
         self.optimizer.zero_grad()
         loss.backward()
         return loss.detach()
@@ -79,78 +99,76 @@ class Side:
         self.losses.append(self.step(tokens).item())
         self.seconds.append(time.perf_counter() - start)
 
+    def write(self, prompt: Tensor) -> None:
+        """Go on with `prompt`, always by the likeliest token."""
+        model: Any = self.model.eval()
+        start = time.perf_counter()
+        tokens = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=_NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        self.written = tokens[0].tolist()
+        self.seconds_per_token = (time.perf_counter() - start) / _NEW_TOKENS
+        self.model.train()
+
+    def measure(self, tokens: Tensor, device: str) -> None:
+        """Memory and time per operator of one step."""
+        self.optimizer.zero_grad()
+        self.peak_bytes = peak_bytes(lambda: self.step(tokens), device)
+        self.operators = operator_seconds(lambda: self.step(tokens))
+
     @property
     def median_ms(self) -> float:
         return statistics.median(self.seconds) * 1e3
 
 
-def train(sides: tuple[Side, Side], data: list[Tensor], console: Console) -> None:
+def train(sides: tuple[Side, Side], data: list[Tensor], progress: Progress) -> None:
     """Step both in turn, the first to go changing every step, so that noise hits both alike."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("training", total=len(data))
-        # untimed, and the weights stay as they are
-        for side in sides:
-            side.gradients(data[0])
-        for i, tokens in enumerate(data):
-            for side in sides if i % 2 == 0 else sides[::-1]:
-                side.timed_step(tokens)
-            loss = ", ".join(f"{s.name} {s.losses[-1]:.3f}" for s in sides)
-            progress.update(task, advance=1, description=f"training, loss: {loss}")
+    task = progress.add_task("training", total=len(data))
+    # untimed, and the weights stay as they are
+    for side in sides:
+        side.gradients(data[0])
+    for i, tokens in enumerate(data):
+        for side in sides if i % 2 == 0 else sides[::-1]:
+            side.timed_step(tokens)
+        loss = ", ".join(f"{s.name} {s.losses[-1]:.3f}" for s in sides)
+        progress.update(task, advance=1, description=f"training, loss: {loss}")
 
 
-def peak_bytes(side: Side, tokens: Tensor, device: str) -> int:
-    """Most memory one step holds at a time on top of weights and optimiser state."""
-    side.optimizer.zero_grad()
-    if device == "mps":
-        # There is no counter of the peak: what the allocator took from the driver stays with it.
-        torch.mps.empty_cache()
-        before = torch.mps.driver_allocated_memory()
-        side.step(tokens)
-        return int(torch.mps.driver_allocated_memory() - before)
-    with (
-        _without_profiler_chatter(),
-        torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as profile,
-    ):
-        side.step(tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
-    memory = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    totals = [int(e["args"]["Total Allocated"]) for e in memory]
-    # The total goes on from an earlier profile: count from before the first event.
-    return max(totals) - (totals[0] - int(memory[0]["args"]["Bytes"]))
+@dataclass
+class Simulated:
+    """A tiny Llama trained plain, and by the Metal kernels in the simulator."""
+
+    plain: list[float]
+    metal: list[float]
+    kernels: Counter[str]
+
+    @property
+    def difference(self) -> float:
+        return _difference(self.plain, self.metal)
 
 
-@contextmanager
-def _without_profiler_chatter() -> Iterator[None]:
-    """Hold back standard error, and pass on what is not a note of the profiler about itself."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            os.write(2, b"".join(line for line in file if not line.startswith(b"USDT:")))
-
-
-def paths_of_step(side: Side, tokens: Tensor) -> Counter[tuple[str, str, str]]:
-    """Calls by op, path and variant."""
-    with trace() as t:
-        side.step(tokens)
-    return Counter((r.op, r.path, r.variant) for r in t.records)
+def train_in_simulator(progress: Progress) -> Simulated:
+    data, vocabulary = batches(_TINY_STEPS, _TINY_BATCH, _TINY_TIME, "cpu")
+    plain = Side.plain(llama(vocabulary, _TINY))
+    ours, _ = Side.accelerated(plain.model)
+    task = progress.add_task("training a tiny one in the simulator", total=len(data))
+    kernels: Counter[str] = Counter()
+    for tokens in data:
+        plain.timed_step(tokens)
+        with simulate(), trace() as t:
+            ours.timed_step(tokens)
+        kernels.update(r.path for r in t.records)
+        progress.update(task, advance=1)
+    return Simulated(plain.losses, ours.losses, kernels)
 
 
 def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | None = None) -> int:
-    """Train both models, print the comparison, and write a report.
+    """Train both models, let them write, print the comparison, and write a report.
 
     Args:
         steps: training steps per model.
@@ -158,22 +176,28 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
         device: `cpu` or `mps`; default mps where there is one.
 
     Returns:
-        0; 1 if the losses are not the same within the tolerance, or if an op was computed by the
-        reference although there is a kernel.
+        0; 1 if losses or texts are not the same within the tolerance, or if an op was computed by
+        the reference although there is a kernel.
     """
-    if steps < 1:
-        raise ValueError(f"demo: steps must be at least 1, got {steps}")
+    expect(steps >= 1, "demo", f"steps must be at least 1, got {steps}")
     console = Console()
     device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
-    data, vocabulary = batches(steps, _BATCH, MAX_TIME, device)
-    torch.manual_seed(_SEED)
-    model = Decoder(vocabulary, width=_WIDTH, layers=_LAYERS).to(device)
-    plain, ours = Side("plain", model), Side("metalcore", with_metalcore(model))
-    train((plain, ours), data, console)
-    calls = paths_of_step(ours, data[-1])
+    data, _ = batches(steps, _BATCH, MAX_TIME, device)
+    plain = Side.plain(llama(_VOCABULARY, _LLAMA).to(device))
+    ours, summary = Side.accelerated(plain.model)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        train((plain, ours), data, progress)
+        simulated = train_in_simulator(progress)
+    with trace() as t:
+        ours.step(data[-1])
     for side in (plain, ours):
-        side.peak_bytes = peak_bytes(side, data[-1], device)
-    result = Comparison(plain, ours, calls, device)
+        side.measure(data[-1], device)
+    # the texts are of the same weights, so that they must be the same
+    plain.model.load_state_dict(ours.model.state_dict())
+    for side in (plain, ours):
+        side.write(data[0][:1, :_PROMPT])
+    result = Comparison(plain, ours, summary, t, simulated, device)
     result.print(console)
     if html is not None:
         html.write_text(result.html(), encoding="utf-8")
@@ -187,23 +211,19 @@ class Comparison:
 
     plain: Side
     ours: Side
-    calls: Counter[tuple[str, str, str]]
+    summary: Summary
+    trace: trace
+    simulated: Simulated
     device: str
 
     @property
     def difference(self) -> float:
         """Largest difference between the two loss curves, relative to the loss."""
-        pairs = list(zip(self.plain.losses, self.ours.losses, strict=True))[: self.compared]
-        return max(abs(a - b) / abs(a) for a, b in pairs)
+        return _difference(self.plain.losses[: self.compared], self.ours.losses[: self.compared])
 
     @property
     def compared(self) -> int:
         return min(len(self.plain.losses), _COMPARED_STEPS)
-
-    @property
-    def allowed(self) -> float:
-        """What one norm may be off by, once per step."""
-        return self.compared * tolerance("rms_norm", torch.float32, _WIDTH)
 
     @property
     def has_kernels(self) -> bool:
@@ -212,28 +232,59 @@ class Comparison:
     @property
     def problems(self) -> list[str]:
         found = []
-        # written so that a NaN is a problem
-        if not self.difference <= self.allowed:
-            found.append(f"the losses differ by {self.difference:.1e}, allowed {self.allowed:.1e}")
-        left = sorted({op for op, path, _ in self.calls if path == "reference"})
+        losses = (
+            ("", self.difference, self.compared),
+            (" in the simulator", self.simulated.difference, _TINY_STEPS),
+        )
+        for where, difference, steps in losses:
+            # written so that a NaN is a problem
+            if not difference <= _allowed(steps):
+                found.append(
+                    f"the losses{where} differ by {difference:.1e}, allowed {_allowed(steps):.1e}"
+                )
+        if self.plain.written != self.ours.written:
+            found.append("the two models write different texts")
+        left = sorted({r.op for r in self.trace.records if r.path == "reference"})
         if self.has_kernels and left:
             found.append(f"computed by the reference although there is a kernel: {', '.join(left)}")
         return found
 
     def rows(self) -> list[list[str]]:
         sides = (self.plain, self.ours)
-        speed = self.plain.median_ms / self.ours.median_ms
+        steps = [s.median_ms for s in sides]
         fastest = [min(s.seconds) * 1e3 for s in sides]
         memory = [s.peak_bytes / 2**20 for s in sides]
+        tokens = [s.seconds_per_token * 1e3 for s in sides]
         losses = [s.losses[-1] for s in sides]
+        same = "the same" if self.plain.written == self.ours.written else "DIFFERENT"
         return [
-            ["time per step, median, ms", *(f"{s.median_ms:.1f}" for s in sides), f"{speed:.2f}x"],
+            ["time per step, median, ms", *_shown(steps, 1), f"{steps[0] / steps[1]:.2f}x"],
             ["time per step, fastest, ms", *_shown(fastest, 1), f"{fastest[0] / fastest[1]:.2f}x"],
             ["peak memory of a step, MiB", *_shown(memory, 1), f"{memory[1] / memory[0] - 1:+.1%}"],
             ["loss, first step", *_shown([s.losses[0] for s in sides], 4), ""],
             ["loss, last step", *_shown(losses, 4), f"{losses[1] - losses[0]:+.1e}"],
             [f"largest difference to step {self.compared}", "", "", f"{self.difference:.1e}"],
+            ["time per token written, ms", *_shown(tokens, 1), f"{tokens[0] / tokens[1]:.2f}x"],
+            [f"{_NEW_TOKENS} tokens written", "", "", same],
         ]
+
+    def operators(self) -> _report.Bars:
+        """The operators that take longest on either side."""
+        sides = (self.plain, self.ours)
+        longest = [name for side in sides for name in list(side.operators)[:_OPERATORS]]
+        names = sorted(set(longest), key=lambda n: -max(s.operators.get(n, 0.0) for s in sides))
+        return _report.Bars(
+            "Time per operator, one step",
+            "ms",
+            [name.split("::")[-1] for name in names],
+            {
+                s.name: [s.operators[n] * 1e3 if n in s.operators else None for n in names]
+                for s in sides
+            },
+        )
+
+    def kernels(self) -> list[list[str]]:
+        return [[path, str(count)] for path, count in sorted(self.simulated.kernels.items())]
 
     def remarks(self) -> list[str]:
         weights = sum(p.numel() for p in self.plain.model.parameters()) / 1e6
@@ -247,28 +298,29 @@ class Comparison:
             "the reference, in plain torch: the times say nothing about its kernels."
         )
         return [
-            f"A Llama-like decoder of {weights:.1f} million weights, {_LAYERS} layers, width "
-            f"{_WIDTH}, batches of {_BATCH} x {MAX_TIME} characters, float32, AdamW, "
+            f"transformers' Llama with {weights:.1f} million random weights, {_sizes(_LLAMA)}, "
+            f"vocabulary {_VOCABULARY}, batches of {_BATCH} x {MAX_TIME + 1} tokens, float32, "
             f"steps: {len(self.plain.losses)}, on {self.device} with {torch.get_num_threads()} CPU "
-            f"threads, torch {torch.__version__}. Both start from the same weights, see the same "
-            "text and take steps in turn; metalcore replaces every torch.nn.RMSNorm."
-            + ("" if self.has_kernels else kernels),
+            f"threads, torch {torch.__version__}. Plain is the model with torch.optim.AdamW; "
+            "metalcore is a copy after metalcore.accelerate(model), with MetalAdamW. Both see the "
+            "same text and take steps in turn." + ("" if self.has_kernels else kernels),
             f"Peak memory is {what}, on top of weights and optimiser state. Up to step "
-            f"{self.compared} the losses may differ by {self.allowed:.1e} of their value, which is "
-            "what rounding in the norms may add up to; later, training amplifies any rounding.",
+            f"{self.compared} the losses may differ by {_allowed(self.compared):.1e} of their "
+            "value, which is what rounding may add up to; later, training amplifies any rounding.",
+            f"In the simulator, a tiny Llama ({_sizes(_TINY)}) took {_TINY_STEPS} steps with "
+            "metalcore's Metal kernels, checked for races, bounds and uninitialised memory: the "
+            f"losses differ from plain torch by {self.simulated.difference:.1e}. The simulator "
+            "says nothing about the time on a GPU.",
         ]
 
     def print(self, console: Console) -> None:
-        table = Table("", "plain", "metalcore", "", title="training step", title_justify="left")
+        table = Table("", "plain", "metalcore", "", title="training and writing")
         for row in self.rows():
             table.add_row(*row)
         for column in table.columns[1:]:
             column.justify = "right"
-        paths = Table("op", "path", "variant", "calls per step", title_justify="left")
-        paths.title = "who computed metalcore's ops"
-        for (op, path, variant), count in self.calls.items():
-            paths.add_row(op, path, variant, str(count))
-        console.print(table, paths)
+        console.print(self.summary, table)
+        console.print("one step of metalcore's ops:", self.trace.summary(), highlight=False)
         for remark in self.remarks():
             console.print(remark, highlight=False)
         for problem in self.problems:
@@ -278,24 +330,47 @@ class Comparison:
         sides = (self.plain, self.ours)
         losses = {s.name: [(i + 1.0, x) for i, x in enumerate(s.losses)] for s in sides}
         times = {s.name: [(i + 1.0, x * 1e3) for i, x in enumerate(s.seconds)] for s in sides}
-        calls: list[list[_report.Cell]] = [[*key, n] for key, n in self.calls.items()]
+        tiny = {
+            name: [(i + 1.0, x) for i, x in enumerate(values)]
+            for name, values in (
+                ("plain torch", self.simulated.plain),
+                ("Metal kernels, simulated", self.simulated.metal),
+            )
+        }
         problems = "; ".join(self.problems)
+        columns = ["", "plain", "metalcore", "difference"]
         return _report.page(
-            "metalcore demo: a small model trained with and without metalcore",
+            "metalcore demo: a small Llama, as it is and accelerated",
             [*self.remarks(), *([f"PROBLEM: {problems}."] if problems else [])],
             [
-                _report.Lines("Loss", "step", "cross entropy, nats per character", losses),
+                _report.Lines("Loss", "step", "cross entropy, nats per token", losses),
                 _report.Lines("Time per step", "step", "milliseconds", times, from_zero=True),
-                _report.Table(
-                    "Side by side", ["", "plain", "metalcore", "difference"], self.rows(), (1, 2, 3)
+                self.operators(),
+                _report.Lines(
+                    "Loss of a tiny Llama, by the Metal kernels", "step", "nats per token", tiny
                 ),
+                _report.Table("Side by side", columns, self.rows(), (1, 2, 3)),
                 _report.Table(
-                    "Who computed metalcore's ops",
-                    ["op", "path", "variant", "calls per step"],
-                    calls,
+                    "What metalcore.accelerate did",
+                    ["layer", "class", "count", "computed by", "left alone because"],
+                    [[r.layer, r.cls, r.count, r.by, r.left_alone] for r in self.summary.rows],
                 ),
+                _report.Table("Metal kernels that ran", ["kernel", "calls"], self.kernels(), (1,)),
             ],
         )
+
+
+def _difference(a: list[float], b: list[float]) -> float:
+    return max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+
+
+def _allowed(steps: int) -> float:
+    """What one norm may be off by, once per step."""
+    return steps * tolerance("rms_norm", torch.float32, _LLAMA["hidden_size"])
+
+
+def _sizes(llama: dict[str, int]) -> str:
+    return f"{llama['num_hidden_layers']} layers of width {llama['hidden_size']}"
 
 
 def _shown(values: list[float], decimals: int) -> list[str]:
