@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from metalcore import _native
+from metalcore._trace import is_eager
 
 LinAlgError: type[RuntimeError] = torch._C._LinAlgError  # type: ignore[attr-defined]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+LAPACK_TYPES = (torch.float32, torch.float64)
 
 
 def shape(x: Tensor | None) -> str:
@@ -129,13 +131,17 @@ def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
     torch makes the check, because compilers and function transforms know it: `api` is its name for
     the function, such as `linalg.cholesky`. It takes 3 us, so plain calls look first.
     """
-    plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if plain and not _native.any_nonzero(info):
+    if is_clear(info):
         return
     try:
         torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)
     except LinAlgError as error:
         explain(op, error, way_out)
+
+
+def is_clear(info: Tensor) -> bool:
+    """Whether `info` is known to be zero. Compilers and function transforms cannot know."""
+    return is_eager() and not _native.any_nonzero(info)
 
 
 def explain(op: str, error: RuntimeError, way_out: str) -> NoReturn:

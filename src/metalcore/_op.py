@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from metalcore import _trace
-from metalcore._check import FLOATS, forbid_reference
+from metalcore._check import forbid_reference
 
 library = torch.library.Library("metalcore", "DEF")
 
 Function = Callable[..., Any]
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
-_FLOATS = frozenset(FLOATS)
 # by their own names: to look them up takes as long as the calls
 _is_compiling = torch.compiler.is_compiling
-_modes = torch._C._len_torch_dispatch_stack
+_is_grad_enabled = torch.is_grad_enabled
 _transforms = torch._C._are_functorch_transforms_active
+
+_TENSORS = ("Tensor", "Optional[Tensor]")
 
 
 class Example(NamedTuple):
@@ -45,6 +46,7 @@ class Op:
         self._overload = getattr(torch.ops.metalcore, self.name).default
         self._kernel = self._overload._op
         arguments = self._overload._schema.arguments
+        self._tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSORS]
         self._written = [i for i, a in enumerate(arguments) if a.is_write]
         self._recorded: Any
         self._transformed: Any
@@ -56,20 +58,16 @@ class Op:
     def __call__(self, *args: Any) -> Any:
         # Eager calls step around the dispatcher's autograd key, which costs 8 us without a
         # gradient and 26 us with one; compilers and function transforms use what it holds.
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._overload(*args)
-        if torch._C._are_functorch_transforms_active():
+        if _transforms():
             return self._transformed.apply(*args)
-        if torch.is_grad_enabled():
-            for a in args:
-                if isinstance(a, Tensor) and a.requires_grad:
+        if _is_grad_enabled():
+            for i in self._tensors:
+                a = args[i]
+                if a is not None and a.requires_grad:
                     return self._recorded.apply(*args)
         return self._below_autograd(*args)
-
-    def leaves_to_torch(self, x: Tensor, below: int) -> bool:
-        """Whether a public function should call torch itself, which is ahead for CPU tensors of
-        fewer than `below` values: an op's call takes 5 us."""
-        return x.numel() < below and x.dtype in _FLOATS and _trace.left_to_torch(self.name, x)
 
     def _below_autograd(self, *args: Any) -> Any:
         with _BelowAutograd():
@@ -224,15 +222,6 @@ class Op:
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
     """The outputs of an op, also of one that has a single one."""
     return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
-
-
-def unwatched() -> bool:
-    """Whether a public function may call torch itself where torch's kernel is ahead.
-
-    A trace, the simulator, compilers and function transforms want to see the op, whose CPU kernel
-    then makes the same call: 5 us slower.
-    """
-    return not (_is_compiling() or _modes() or _transforms())
 
 
 def accumulate(x: Tensor) -> Tensor:

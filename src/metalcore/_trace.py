@@ -16,6 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from metalcore import _native
 
+# By their own names: to look them up takes as long as the calls. A compiler takes the first one for
+# true, in a single frame; its later stages run under a mode.
+_is_compiling = torch.compiler.is_dynamo_compiling
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+
 
 class Record(NamedTuple):
     """One call of one op. `seconds` is wall time, on a GPU including the wait for its result."""
@@ -136,10 +142,29 @@ def _printed(table: Table) -> str:
     return capture.get()
 
 
-def note_torch(op: str, x: Tensor) -> bool:
-    """Record that torch itself is about to compute `op`; its time is not measured.
+def left_to_torch(op: str, x: Tensor) -> bool:
+    """Whether torch itself, which is ahead for such an `x`, may compute `op`: on a CPU.
 
-    False where another mode than a trace is active, which wants the op: the simulator.
+    A trace shows the path `torch`. Compilers, the simulator and function transforms want the op:
+    its kernel makes the same choice for itself, in a call that takes 5 us.
+    """
+    return (
+        x.is_cpu
+        and not _is_compiling()
+        and not _transforms()
+        and (not _modes() or _note_torch(op, x))
+    )
+
+
+def is_eager() -> bool:
+    """Whether a call computes what it is told: compilers and function transforms only record it."""
+    return not (_is_compiling() or _transforms())
+
+
+def _note_torch(op: str, x: Tensor) -> bool:
+    """Record that torch is about to compute `op`; its time is not measured.
+
+    False where another mode than a trace is active, which wants the op.
     """
     watching: list[Any] = _get_current_dispatch_mode_stack()
     if not all(isinstance(mode, trace) for mode in watching):
@@ -147,18 +172,6 @@ def note_torch(op: str, x: Tensor) -> bool:
     for mode in watching:
         mode.add(op, x, "torch", "", float("nan"))
     return True
-
-
-def left_to_torch(op: str, x: Tensor) -> bool:
-    """Whether torch itself, which is ahead, may compute `op` for the CPU tensor `x`.
-
-    A trace shows the path `torch`; compilers and the simulator want the op.
-    """
-    return (
-        x.is_cpu
-        and not torch.compiler.is_compiling()
-        and (not torch._C._len_torch_dispatch_stack() or note_torch(op, x))
-    )
 
 
 def _now(device: torch.device) -> float:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from metalcore._op import Op
 from tests.backends import Backend
 from tests.check import check_op, check_registration
 from tests.linalg.inputs import POSITIVE
@@ -106,7 +107,7 @@ def test_paths() -> None:
     for batch, n in ((20, 16), (3, 200), (2, 40), (2, 8), (3, 300)):
         A = _positive(Backend("cpu"), batch, n)
         with metalcore.trace() as t:
-            metalcore.cholesky(A)
+            torch.ops.metalcore.cholesky(A, False)
         found.append(t.records[0].variant)
     assert found == ["interleaved", "interleaved", "lapack", "interleaved", "lapack"]
 
@@ -128,14 +129,14 @@ def test_derivatives_and_registration() -> None:
     check_registration("cholesky", (_positive(Backend("cpu"), 2, 2), False), differentiable=False)
 
     def factor(x: Tensor, upper: bool = True) -> Tensor:
-        return metalcore.cholesky(x @ x.mT + torch.eye(2), upper=upper)  # type: ignore[return-value]
+        return Op.all["cholesky"](x @ x.mT + torch.eye(2), upper)[0]  # type: ignore[no-any-return]
 
     x = torch.randn(2, 2, 2, dtype=torch.float64, requires_grad=True)
     with metalcore.trace() as t:
         assert torch.autograd.gradcheck(lambda x: factor(x, False), x)
         assert torch.autograd.gradcheck(factor, x)
         assert torch.autograd.gradgradcheck(factor, x)
-    assert {r.path.split(":")[0] for r in t.records} == {"cpu"}
+    assert {path.split(":")[0] for path in t.paths["cholesky"]} == {"cpu"}
 
 
 def test_compiles_and_maps(device: Backend) -> None:

@@ -16,7 +16,9 @@ def test_every_size_and_dtype(backend: Backend) -> None:
             A = A.roll(n // 2, -2).to(dtype)
             with metalcore.trace() as t:
                 X = metalcore.inv(A)
-            assert {r.path.split(":")[0] for r in t.records} == {backend.path}
+            leaves = backend.path == "cpu" and n > 40 and dtype.itemsize >= 4
+            path = "torch" if leaves else backend.path
+            assert {r.path.split(":")[0] for r in t.records} == {path}
             assert X.dtype == dtype
             truth = torch.linalg.inv(A.cpu().double())
             assert error(X, truth) <= tolerance("solve", dtype, n)

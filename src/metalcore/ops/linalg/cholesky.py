@@ -6,13 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import LinAlgError, expect_factored, expect_float, expect_square, explain
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._check import (
+    LAPACK_TYPES,
+    LinAlgError,
+    expect_factored,
+    expect_float,
+    expect_square,
+    explain,
+)
+from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.trsm import trsm
 
-_OF_LAPACK = (torch.float32, torch.float64)
 _LARGEST = policy("cholesky", "cpu")["interleaved_up_to"]
+_FEW_BYTES: int = policy("cholesky", "cpu")["torch_below_bytes"]
 _WAY_OUT = "Add a multiple of the identity to A."
 
 _forward = Op("cholesky(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
@@ -36,13 +44,22 @@ def cholesky(
     Example:
         >>> L = metalcore.cholesky(A @ A.mT + torch.eye(8))
     """
-    if check and _torch_is_ahead(A) and unwatched():
+    if (
+        check
+        and (A.ndim == 2 or A.nbytes < _FEW_BYTES or _torch_is_ahead(A))
+        and A.dtype in LAPACK_TYPES
+        and left_to_torch("cholesky", A)
+    ):
         try:
             # to name an argument takes 1 us
-            L: Tensor = torch.linalg.cholesky(A, upper=True) if upper else torch.linalg.cholesky(A)
-            return L
+            if upper:
+                return torch.linalg.cholesky(A, upper=True)  # type: ignore[no-any-return]
+            return torch.linalg.cholesky(A)  # type: ignore[no-any-return]
         except LinAlgError as error:
             explain("cholesky", error, _WAY_OUT)
+        except RuntimeError:
+            expect_square("cholesky", "A", A)
+            raise
     expect_float("cholesky", A=A)
     expect_square("cholesky", "A", A)
     factor, info = _forward(A, upper)
@@ -53,18 +70,12 @@ def cholesky(
 
 
 def _torch_is_ahead(A: Tensor) -> bool:
-    """For large matrices, and where our call takes longer than torch does for all of them: in
-    torch's time the call is worth 4500 values, and a group of lanes 1.5 matrices (AMD EPYC, one
-    thread)."""
+    """For single and for large matrices, and where our call takes longer than torch does for all of
+    them: in torch's time the call is worth 4500 values, and a group of lanes 1.5 matrices (AMD
+    EPYC, one thread)."""
     size = A.shape
     n = size[-1] if len(size) > 1 else 0
-    return (
-        (A.numel() < 4500 + n * n * 3 // 2 or n > _LARGEST)
-        and n > 0
-        and A.is_cpu
-        and A.dtype in _OF_LAPACK
-        and size[-2] == n
-    )
+    return n > 0 and (A.numel() < 4500 + n * n * 3 // 2 or n > _LARGEST)
 
 
 @_forward.reference

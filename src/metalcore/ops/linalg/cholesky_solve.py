@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    LAPACK_TYPES,
     expect_float,
     expect_matrix,
     expect_same_device,
@@ -14,10 +15,14 @@ from metalcore._check import (
     expect_square,
     expect_systems,
 )
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import broadcast
 
-_OF_LAPACK = (torch.float32, torch.float64)
+# Right sides and factors that are left to torch without a look at their shapes.
+_FEW_BYTES: int = policy("cholesky_solve", "cpu")["torch_below_bytes"]
+_SMALL_BYTES: int = policy("cholesky_solve", "cpu")["torch_below_matrix_bytes"]
 
 _forward = Op("cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor", batched=True)
 
@@ -37,33 +42,35 @@ def cholesky_solve(B: Tensor, L: Tensor, *, upper: bool = False) -> Tensor:
     Example:
         >>> X = metalcore.cholesky_solve(B, metalcore.cholesky(A))
     """
-    if _torch_is_ahead(B, L) and unwatched():
-        return torch.cholesky_solve(B, L, upper) if upper else torch.cholesky_solve(B, L)
+    if (
+        ((B.nbytes < _FEW_BYTES and L.nbytes < _SMALL_BYTES) or _torch_is_ahead(B, L))
+        and B.dtype in LAPACK_TYPES
+        and left_to_torch("cholesky_solve", B)
+    ):
+        try:
+            return torch.cholesky_solve(B, L, upper) if upper else torch.cholesky_solve(B, L)
+        except RuntimeError:
+            _expect(B, L)
+            raise
+    _expect(B, L)
+    L, B = broadcast(L, B)
+    return _forward(B, L, upper)  # type: ignore[no-any-return]
+
+
+def _expect(B: Tensor, L: Tensor) -> None:
     expect_float("cholesky_solve", B=B, L=L)
     expect_same_dtype("cholesky_solve", B=B, L=L)
     expect_same_device("cholesky_solve", B=B, L=L)
     expect_matrix("cholesky_solve", "B", B)
     expect_square("cholesky_solve", "L", L)
     expect_systems("cholesky_solve", L, B, "L")
-    L, B = broadcast(L, B)
-    return _forward(B, L, upper)  # type: ignore[no-any-return]
 
 
 def _torch_is_ahead(B: Tensor, L: Tensor) -> bool:
     """Where our call takes longer than torch does for all systems: for torch, a system is 500
     products and the sums of these, and our call 11000 (AMD EPYC, one thread)."""
-    size = L.shape
-    n = size[-1] if len(size) > 1 else 0
-    return (
-        n > 0
-        and B.numel() * (n + 500 // n) < 11000
-        and B.is_cpu
-        and L.is_cpu
-        and B.dtype is L.dtype
-        and B.dtype in _OF_LAPACK
-        and size[:-1] == B.shape[:-1]
-        and size[-2] == n
-    )
+    n = L.shape[-1] if L.dim() > 1 else 0
+    return n > 0 and B.numel() * (n + 500 // n) < 11000
 
 
 @_forward.reference

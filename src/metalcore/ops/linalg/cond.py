@@ -8,8 +8,11 @@ from torch import Tensor
 
 from metalcore._check import expect, expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
 
+# Values of a batch that are left to torch.
+_FEW = 100
 _ORDERS = (None, "fro", "nuc", math.inf, -math.inf, 1, -1, 2, -2)
 
 
@@ -28,7 +31,7 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         >>> metalcore.cond(torch.eye(3))
         tensor(1.)
     """
-    if p is None and torch_is_ahead(A, least=1, few=100):
+    if p is None and torch_is_ahead(A, 1, _FEW) and left_to_torch("cond", A):
         return torch.linalg.cond(A)  # type: ignore[no-any-return]
     expect(
         p in _ORDERS, "cond", f"p must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {p!r}"

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from metalcore._check import expect_float, expect_square
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._op import Example, Op, accumulate
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.lu import torch_is_ahead
 from metalcore.ops.linalg.solve import forward as solve
 
@@ -27,7 +28,7 @@ def det(A: Tensor) -> Tensor:
     Example:
         >>> d = metalcore.det(torch.randn(200, 32, 32))
     """
-    if unwatched() and torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1]:
+    if torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1] and left_to_torch("det", A):
         return torch.linalg.det(A)  # type: ignore[no-any-return]
     return _of("det", A)[0]
 
@@ -45,7 +46,7 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     Example:
         >>> sign, logabsdet = metalcore.slogdet(torch.randn(200, 32, 32))
     """
-    if unwatched() and torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1]:
+    if torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1] and left_to_torch("slogdet", A):
         sign, logabsdet = torch.linalg.slogdet(A)
         return sign.detach(), logabsdet
     _, sign, logabsdet = _of("slogdet", A)

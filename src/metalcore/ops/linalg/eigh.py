@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    LAPACK_TYPES,
     LinAlgError,
     expect,
     expect_factored,
@@ -14,10 +15,15 @@ from metalcore._check import (
     expect_square,
     explain,
 )
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
 _WAY_OUT = "Look for NaN and inf in A."
+_KNOBS = policy("eigh", "cpu")
+_LARGEST: int = _KNOBS["interleaved_many_up_to"]
+_VALUES_LARGEST: int = _KNOBS["values_interleaved_up_to"]
+_FEW_ROWS: int = _KNOBS["torch_below_rows"]
 
 _forward = Op("eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)", batched=True)
 _values = Op("eigvalsh(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
@@ -44,14 +50,8 @@ def eigh(
     Example:
         >>> L, Q = metalcore.eigh(A + A.mT)
     """
-    if check and UPLO in ("L", "U") and _torch_is_ahead(A, "interleaved_many_up_to"):
-        try:
-            L, Q = torch.linalg.eigh(A, UPLO)
-        except LinAlgError as error:
-            explain("eigh", error, _WAY_OUT)
-        # LAPACK's method for more than 25 rows may return NaN without a word
-        if A.shape[-1] <= 25 or not L.detach().sum().isnan():
-            return L, Q
+    if check and _torch_is_ahead(A, UPLO, _LARGEST) and left_to_torch("eigh", A):
+        return _call_torch("eigh", A, UPLO)  # type: ignore[no-any-return]
     L, Q, info = _forward(A, _expect_input("eigh", A, UPLO))
     if not check:
         return L, Q, info
@@ -74,11 +74,8 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tupl
     Example:
         >>> L = metalcore.eigvalsh(A + A.mT)
     """
-    if check and UPLO in ("L", "U") and _torch_is_ahead(A, "values_interleaved_up_to"):
-        try:
-            return torch.linalg.eigvalsh(A, UPLO)  # type: ignore[no-any-return]
-        except LinAlgError as error:
-            explain("eigvalsh", error, _WAY_OUT)
+    if check and _torch_is_ahead(A, UPLO, _VALUES_LARGEST) and left_to_torch("eigvalsh", A):
+        return _call_torch("eigvalsh", A, UPLO)  # type: ignore[no-any-return]
     upper = _expect_input("eigvalsh", A, UPLO)
     if A.requires_grad and torch.is_grad_enabled():
         # the gradient needs the eigenvectors
@@ -99,18 +96,32 @@ def _expect_input(op: str, A: Tensor, UPLO: str) -> bool:
     return UPLO in ("U", "u")
 
 
-def _torch_is_ahead(A: Tensor, largest: str) -> bool:
+def _torch_is_ahead(A: Tensor, UPLO: str, largest: int) -> bool:
     """For large matrices, and for few: they would leave lanes idle, or do not pay for a call."""
-    if (
-        A.dim() < 2
-        or A.device.type != "cpu"
-        or A.dtype not in (torch.float32, torch.float64)
-        or not unwatched()
-    ):
+    if A.dtype not in LAPACK_TYPES or UPLO not in ("L", "U"):
         return False
-    n, values, limits = A.shape[-1], A.numel(), policy("eigh", "cpu")
-    few = values <= 2 * n * n or values < n * limits["torch_below_rows"]
-    return A.shape[-2] == n and (few or n > limits[largest])
+    rank = A.ndim
+    if rank <= 2:
+        return rank == 2
+    n, values = A.shape[-1], A.numel()
+    return values <= 2 * n * n or values < n * _FEW_ROWS or n > largest
+
+
+def _call_torch(op: str, A: Tensor, UPLO: str) -> Any:
+    try:
+        if op == "eigh":
+            result = L, _ = torch.linalg.eigh(A, UPLO)
+        else:
+            result = L = torch.linalg.eigvalsh(A, UPLO)
+    except LinAlgError as error:
+        explain(op, error, _WAY_OUT)
+    except RuntimeError:
+        _expect_input(op, A, UPLO)
+        raise
+    # LAPACK's method for more than 25 rows may return NaN without a word
+    if A.nbytes > 25 * 25 * 4 and not torch.equal(L, L):
+        expect_factored(op, L.isnan().any(-1).int() * A.shape[-1], f"linalg.{op}", _WAY_OUT)
+    return result
 
 
 @_forward.reference

@@ -4,9 +4,16 @@
 import torch
 from torch import Tensor
 
-from metalcore._check import LinAlgError, expect_factored, expect_float, expect_square, explain
-from metalcore._op import unwatched
-from metalcore.ops.linalg.lu import LAPACK_TYPES, torch_is_ahead
+from metalcore._check import (
+    LAPACK_TYPES,
+    LinAlgError,
+    expect_factored,
+    expect_float,
+    expect_square,
+    explain,
+)
+from metalcore._trace import left_to_torch
+from metalcore.ops.linalg.lu import torch_is_ahead
 from metalcore.ops.linalg.solve import forward
 
 _WAY_OUT = "Use metalcore.pinv for singular matrices."
@@ -17,7 +24,7 @@ _ALONE_UP_TO = 32
 
 
 def _torch_is_ahead(A: Tensor) -> bool:
-    alone = A.dim() == 2 and A.shape[0] > _ALONE_UP_TO and A.is_cpu and A.dtype in LAPACK_TYPES
+    alone = A.dim() == 2 and A.shape[0] > _ALONE_UP_TO and A.dtype in LAPACK_TYPES
     return (alone or torch_is_ahead("solve", A)) and A.shape[-2] == A.shape[-1]
 
 
@@ -35,7 +42,7 @@ def inv(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
     Example:
         >>> X = metalcore.inv(torch.randn(200, 32, 32))
     """
-    if check and unwatched() and _torch_is_ahead(A):
+    if check and _torch_is_ahead(A) and left_to_torch("inv", A):
         try:
             return torch.linalg.inv(A)  # type: ignore[no-any-return]
         except LinAlgError as error:

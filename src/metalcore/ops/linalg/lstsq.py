@@ -8,6 +8,7 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_same_dtype
 from metalcore._op import accumulate
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, inverted, pinv
 from metalcore.ops.linalg.qr import qr
@@ -24,8 +25,8 @@ class LeastSquares(NamedTuple):
     singular_values: Tensor
 
 
-# Fewest columns of a single matrix that goes by QR: below, torch's singular vectors take no longer.
-_QR_FROM = 64
+# Single matrices from this on go by QR; for smaller ones torch's singular vectors take no longer.
+_SMALL_BYTES = 4 * 64 * 64
 
 
 def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSquares:
@@ -47,12 +48,13 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         >>> X, residuals, rank, S = metalcore.lstsq(A, B)
     """
     if (
-        torch_is_ahead(A, least=1)
-        and min(A.shape) < _QR_FROM
-        and B.dim() == 2
-        and B.dtype == A.dtype
-        and B.shape[0] == A.shape[0]
+        A.nbytes < _SMALL_BYTES
+        and A.ndim == B.ndim
+        and B.dtype is A.dtype
+        and torch_is_ahead(A, 1, 0)
+        and A.shape[:-1] == B.shape[:-1]
         and not isinstance(rcond, Tensor)
+        and left_to_torch("lstsq", A)
     ):
         return LeastSquares(*torch.linalg.lstsq(A, B, rcond=rcond, driver="gelsd"))
     expect_float("lstsq", A=A, B=B)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: MIT
 """LU factors with partial pivoting: A = P L U."""
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_float, expect_matrix
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._check import LAPACK_TYPES, expect_float, expect_matrix
+from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
-LAPACK_TYPES = (torch.float32, torch.float64)
+_LIMITS = {
+    op: (policy(op, "cpu")["interleaved_up_to"], policy(op, "cpu")["interleaved_alone_up_to"])
+    for op in ("lu", "det", "solve")
+}
 
 _forward = Op("lu(Tensor A) -> (Tensor P, Tensor L, Tensor U)", batched=True)
 
@@ -29,7 +32,7 @@ def lu(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Example:
         >>> P, L, U = metalcore.lu(torch.randn(200, 32, 32))
     """
-    if unwatched() and torch_is_ahead("lu", A):
+    if torch_is_ahead("lu", A) and left_to_torch("lu", A):
         return torch.linalg.lu(A)  # type: ignore[no-any-return]
     expect_float("lu", A=A)
     expect_matrix("lu", "A", A)
@@ -37,19 +40,13 @@ def lu(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def torch_is_ahead(op: str, A: Tensor) -> bool:
-    """Where the CPU kernel of `op` would call LAPACK as torch does."""
+    """Where the CPU kernel of `op` (lu, det or solve) would call LAPACK as torch does."""
     size = A.shape
-    if len(size) < 2 or not A.is_cpu or A.dtype not in LAPACK_TYPES:
+    if len(size) < 2 or A.dtype not in LAPACK_TYPES:
         return False
-    up_to, alone_up_to = _limits(op)
+    up_to, alone_up_to = _LIMITS[op]
     n = max(size[-1], size[-2])
     return n > alone_up_to and (len(size) == 2 or n > up_to or n > alone_up_to * size[:-2].numel())
-
-
-@cache
-def _limits(op: str) -> tuple[int, int]:
-    values = policy(op, "cpu")
-    return values["interleaved_up_to"], values["interleaved_alone_up_to"]
 
 
 @_forward.reference

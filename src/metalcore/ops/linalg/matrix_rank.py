@@ -6,8 +6,12 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigvalsh
 from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
+
+# Values of a batch that are left to torch.
+FEW = 1500
 
 
 def matrix_rank(
@@ -34,7 +38,9 @@ def matrix_rank(
         >>> metalcore.matrix_rank(torch.ones(3, 3))
         tensor(1)
     """
-    if torch_is_ahead(A, least=1, few=1500) and not hermitian:
+    if not hermitian and torch_is_ahead(A, 1, FEW) and left_to_torch("matrix_rank", A):
+        if atol is None and rtol is None:
+            return torch.linalg.matrix_rank(A)  # type: ignore[no-any-return]
         return torch.linalg.matrix_rank(A, atol=atol, rtol=rtol)  # type: ignore[no-any-return]
     expect_float("matrix_rank", A=A)
     (expect_square if hermitian else expect_matrix)("matrix_rank", "A", A)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_one_of
-from metalcore._op import accumulate, unwatched
+from metalcore._op import accumulate
+from metalcore._trace import is_eager, left_to_torch
 from metalcore.ops.linalg.qr import qr, torch_is_ahead
 
 # Rows of a block of TSQR, at least.
@@ -46,7 +47,7 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     Example:
         >>> Q = metalcore.orthogonalize(torch.randn(1000, 10))
     """
-    if method == "auto" and unwatched() and torch_is_ahead(A, "reduced"):
+    if method == "auto" and torch_is_ahead(A, "reduced") and left_to_torch("orthogonalize", A):
         wide = A.shape[-2] < A.shape[-1]
         Q: Tensor = torch.linalg.qr(A.mT if wide else A)[0]
         return Q.mT if wide else Q
@@ -104,7 +105,7 @@ def _tsqr(A: Tensor) -> Tensor:
 
 def _cholesky(A: Tensor) -> Tensor:
     recorded = torch.is_grad_enabled() and A.requires_grad
-    if recorded or A.device.type != "cpu" or A.numel() == 0 or not unwatched():
+    if recorded or A.device.type != "cpu" or A.numel() == 0 or not is_eager():
         return _householder(A)
     once, first = _divide_by_factor(A.double())
     Q64, second = _divide_by_factor(once)

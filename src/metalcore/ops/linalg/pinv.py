@@ -8,8 +8,12 @@ from torch import Tensor
 
 from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
 from metalcore._op import accumulate, accumulate_dtype
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigh
 from metalcore.ops.linalg.svd import WAY_OUT, svd, torch_is_ahead
+
+# Values of a batch that are left to torch.
+_FEW = 1500
 
 
 def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
@@ -29,7 +33,11 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
     Example:
         >>> X = metalcore.pinv(A) @ B
     """
-    if torch_is_ahead(A, least=1, few=1500) and not (hermitian and A.shape[-2] != A.shape[-1]):
+    if (
+        torch_is_ahead(A, 1, _FEW)
+        and not (hermitian and A.shape[-2] != A.shape[-1])
+        and left_to_torch("pinv", A)
+    ):
         return _call_torch(A, rcond, hermitian)
     expect_float("pinv", A=A)
     (expect_square if hermitian else expect_matrix)("pinv", "A", A)
@@ -38,9 +46,13 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
 
 
 def _call_torch(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
-    wide = A.shape[0] < A.shape[1]
+    wide = A.shape[-2] < A.shape[-1]
     try:
-        P: Tensor = torch.linalg.pinv(A.mT if wide else A, rtol=rcond, hermitian=hermitian)
+        P: Tensor = (
+            torch.linalg.pinv(A)
+            if rcond is None and not (wide or hermitian)
+            else torch.linalg.pinv(A.mT if wide else A, rtol=rcond, hermitian=hermitian)
+        )
     except LinAlgError as error:
         explain("pinv", error, WAY_OUT)
     return P.mT if wide else P

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect, expect_float, expect_matrix, expect_one_of
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._check import LAPACK_TYPES, expect, expect_float, expect_matrix, expect_one_of
+from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
 _MODES = ("reduced", "complete", "r")
-_LAPACK_TYPES = (torch.float32, torch.float64)
+_KNOBS = policy("qr", "cpu")
+_FEW_BYTES: int = _KNOBS["torch_below_bytes"]
 
 _forward = Op("qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True)
 
@@ -35,7 +37,11 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     Example:
         >>> Q, R = metalcore.qr(torch.randn(1000, 16, 16))
     """
-    if mode in _MODES and unwatched() and torch_is_ahead(A, mode):
+    if (
+        (mode == "reduced" or (mode in _MODES and not A.requires_grad))
+        and torch_is_ahead(A, mode)
+        and left_to_torch("qr", A)
+    ):
         return torch.linalg.qr(A, mode)  # type: ignore[no-any-return]
     expect_one_of("qr", "mode", mode, _MODES)
     expect_float("qr", A=A)
@@ -47,17 +53,16 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 def torch_is_ahead(A: Tensor, mode: str) -> bool:
     """For one matrix or a few, which would leave lanes idle, and for large ones. The CPU kernel
     decides the same by its own lanes."""
-    rank = A.dim()
-    if not A.is_cpu or A.dtype not in _LAPACK_TYPES or rank < 2:
+    rank = A.ndim
+    if A.dtype not in LAPACK_TYPES or rank < 2:
         return False
-    if rank == 2:
+    if rank == 2 or A.nbytes < _FEW_BYTES:
         return True
     *_, m, n = A.shape
     batch, lanes = A.shape[:-2].numel(), 32 // A.itemsize
     size = math.isqrt(m * max(m, n) if mode == "complete" else m * n)
-    knobs = policy("qr", "cpu")
-    few = batch < lanes and batch * knobs["lapack_speed"] < lanes * (size + 16)
-    return size > knobs["interleaved_up_to"] or (few and size > knobs["interleaved_alone_up_to"])
+    few = batch < lanes and batch * _KNOBS["lapack_speed"] < lanes * (size + 16)
+    return size > _KNOBS["interleaved_up_to"] or (few and size > _KNOBS["interleaved_alone_up_to"])
 
 
 @_forward.reference

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    LAPACK_TYPES,
     expect,
     expect_float,
     expect_matrix,
@@ -12,7 +13,8 @@ from metalcore._check import (
     expect_same_dtype,
     shape,
 )
-from metalcore._op import accumulate, unwatched
+from metalcore._op import accumulate
+from metalcore._trace import is_eager, left_to_torch
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.qr import qr, torch_is_ahead
 from metalcore.ops.linalg.trsm import trsm
@@ -36,8 +38,7 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
         >>> x = metalcore.qr_solve(torch.randn(100, 32, 8), torch.randn(100, 32))
     """
     recorded = torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
-    watched = recorded or not unwatched()
-    if not watched and _torch_is_ahead(A, B):
+    if not recorded and _torch_is_ahead(A, B) and left_to_torch("qr_solve", A):
         return torch.linalg.lstsq(A, B, driver="gels").solution  # type: ignore[no-any-return]
     expect_float("qr_solve", A=A, B=B)
     expect_same_dtype("qr_solve", A=A, B=B)
@@ -51,7 +52,7 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
     )
     vectors, dtype = are_vectors(A, B), A.dtype
     A, B = as_one_batch("qr_solve", accumulate(A), accumulate(B))
-    if watched:
+    if recorded or not is_eager():
         Q, R = qr(A)
         X = trsm(R, Q.mT @ B, lower=False)
     else:
@@ -64,10 +65,9 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
 
 def _torch_is_ahead(A: Tensor, B: Tensor) -> bool:
     """For one system, and where torch factors A faster. LAPACK refuses systems without unknowns."""
-    if A.device.type != "cpu" or A.dtype not in (torch.float32, torch.float64):
-        return False
     return (
-        A.dtype == B.dtype
+        A.dtype in LAPACK_TYPES
+        and A.dtype is B.dtype
         and A.dim() == B.dim() >= 2
         and A.shape[:-1] == B.shape[:-1]
         and A.shape[-2] >= A.shape[-1] > 0

@@ -17,7 +17,8 @@ from metalcore._check import (
     expect_systems,
     explain,
 )
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._op import Example, Op, accumulate
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import are_vectors
 from metalcore.ops.linalg.lu import torch_is_ahead
 
@@ -58,7 +59,7 @@ def solve(
         and A.device == B.device
     )
     right = B if usual else _as_right_sides(A, B)
-    if check and not refine and unwatched() and torch_is_ahead("solve", A):
+    if check and not refine and torch_is_ahead("solve", A) and left_to_torch("solve", A):
         try:
             return torch.linalg.solve(A, B)  # type: ignore[no-any-return]
         except LinAlgError as error:

@@ -6,10 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore import _native
-from metalcore._check import LinAlgError, expect_factored, expect_float, expect_matrix, explain
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._check import (
+    LAPACK_TYPES,
+    LinAlgError,
+    expect_factored,
+    expect_float,
+    expect_matrix,
+    explain,
+    is_clear,
+)
+from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
 WAY_OUT = "Look for NaN and inf in A."
 _KNOBS = policy("svd", "cpu")
@@ -17,8 +25,8 @@ _KNOBS = policy("svd", "cpu")
 _ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
 _GRAM_FROM: int = _KNOBS["gram_from"]
 _GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
-
-_LAPACK_TYPES = (torch.float32, torch.float64)
+_FEW: int = _KNOBS["torch_below"]
+_SMALL_BYTES = 4 * _GRAM_FROM**2
 
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
@@ -52,7 +60,7 @@ def svd(
     if not compute_uv:
         values = svdvals(A, check=check)
         return (None, values, None) if check else (None, values[0], None, values[1])
-    if check and torch_is_ahead(A, least=_ALONE):
+    if check and torch_is_ahead(A, _ALONE, _FEW) and left_to_torch("svd", A):
         return _call_torch(A, full_matrices)
     expect_float("svd", A=A)
     expect_matrix("svd", "A", A)
@@ -76,7 +84,7 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     Example:
         >>> S = metalcore.svdvals(A)
     """
-    if check and torch_is_ahead(A, least=_ALONE):
+    if check and torch_is_ahead(A, _ALONE, _FEW) and left_to_torch("svdvals", A):
         return _call_torch_for_values(A)
     expect_float("svdvals", A=A)
     expect_matrix("svdvals", "A", A)
@@ -91,44 +99,49 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     return S
 
 
-def torch_is_ahead(A: Tensor, *, least: int, few: int = 0) -> bool:
-    """Whether a public function may leave A to torch: a batch of fewer than `few` values, or one
-    matrix that is neither smaller than `least` nor large enough for what the kernel knows."""
-    if not A.is_cpu:
+def torch_is_ahead(A: Tensor, least: int, few: int) -> bool:
+    """Whether torch is ahead for A: a batch of fewer than `few` float32 values, or one matrix that
+    is neither smaller than `least` x `least` nor large enough for what the kernel knows."""
+    rank, dtype, nbytes = A.ndim, A.dtype, A.nbytes
+    if rank < 2 or dtype not in LAPACK_TYPES:
         return False
-    if A.dim() != 2:
-        return 0 < A.numel() < few and A.dim() > 2 and A.dtype in _LAPACK_TYPES and unwatched()
-    m, n = A.shape
+    # most calls are told by this, without the shape: it takes as long as all the rest
+    if nbytes < 4 * few or (rank == 2 and nbytes < _SMALL_BYTES):
+        return nbytes >= 4 * least * least
+    size = A.shape
+    m, n = size[-2], size[-1]
+    if rank > 2 and size[:-2].numel() != 1:
+        return False
     if n > m:
         m, n = n, m
     gram_from = _GRAM_FROM if m >= 2 * n else _GRAM_SQUARE_FROM
-    return (
-        n >= least
-        and (A.dtype == torch.float64 or (A.dtype == torch.float32 and n < gram_from))
-        and unwatched()
-    )
+    return n >= least and (n < gram_from or dtype is torch.float64)
 
 
 def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
     """torch's svd. It is up to twice as fast for long matrices as for wide ones."""
-    wide = A.shape[0] < A.shape[1]
+    size = A.shape
     try:
-        U, S, Vh = torch.linalg.svd(A.mT if wide else A, full_matrices=full_matrices)
+        if size[-2] >= size[-1]:
+            U, S, Vh = torch.linalg.svd(A, full_matrices=full_matrices)
+            return U, S, Vh.mT
+        V, S, Uh = torch.linalg.svd(A.mT, full_matrices=full_matrices)
+        return Uh.mT, S, V
     except LinAlgError as error:
         explain("svd", error, WAY_OUT)
-    return (Vh.mT, S, U) if wide else (U, S, Vh.mT)
 
 
 def _call_torch_for_values(A: Tensor) -> Tensor:
+    size = A.shape
     try:
-        return torch.linalg.svdvals(A.mT if A.shape[0] < A.shape[1] else A)  # type: ignore[no-any-return]
+        return torch.linalg.svdvals(A.mT if size[-2] < size[-1] else A)  # type: ignore[no-any-return]
     except LinAlgError as error:
         explain("svdvals", error, WAY_OUT)
 
 
 def _expect_decomposed(op: str, A: Tensor, info: Tensor) -> None:
     """As torch does: an error for NaN in A, and NaN in the results for inf."""
-    if unwatched() and not _native.any_nonzero(info):
+    if is_clear(info):
         return
     has_nan = A.isnan().flatten(-2).any(-1)
     expect_factored(op, info * (has_nan | (info > 0)), "linalg.svd", WAY_OUT)

@@ -6,11 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_float, expect_same_device, expect_same_dtype, expect_square
-from metalcore._op import Example, Op, accumulate, unwatched
+from metalcore._check import (
+    LAPACK_TYPES,
+    expect_float,
+    expect_same_device,
+    expect_same_dtype,
+    expect_square,
+)
+from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 
-_OF_BLAS = (torch.float32, torch.float64)
+_KNOBS = policy("trsm", "cpu")
+# Right sides and matrices that are left to torch without a look at their shapes.
+_FEW_BYTES: int = _KNOBS["torch_below_bytes"]
+_SMALL_BYTES: int = _KNOBS["torch_below_matrix_bytes"]
 
 _forward = Op(
     "trsm(Tensor A, Tensor B, bool lower, bool transpose, bool unit_diagonal) -> Tensor",
@@ -42,46 +53,50 @@ def trsm(
     Example:
         >>> x = metalcore.trsm(metalcore.cholesky(A), b)
     """
-    vectors = are_vectors(A, B)
-    if _torch_is_ahead(A, B, vectors) and unwatched():
+    vectors = A.ndim != B.ndim and are_vectors(A, B)
+    if (
+        ((B.nbytes < _FEW_BYTES and A.nbytes < _SMALL_BYTES) or _torch_is_ahead(A, B, vectors))
+        and A.dtype is B.dtype
+        and B.dtype in LAPACK_TYPES
+        and left_to_torch("trsm", B)
+    ):
         a, b = A.mT if transpose else A, B.unsqueeze(-1) if vectors else B
-        # to name one argument more takes 1 us
-        X: Tensor = (
-            torch.linalg.solve_triangular(a, b, upper=lower == transpose, unitriangular=True)
-            if unit_diagonal
-            else torch.linalg.solve_triangular(a, b, upper=lower == transpose)
-        )
-        return X.squeeze(-1) if vectors else X
-    expect_float("trsm", A=A, B=B)
-    expect_same_dtype("trsm", A=A, B=B)
-    expect_same_device("trsm", A=A, B=B)
-    expect_square("trsm", "A", A)
-    A, B = as_one_batch("trsm", A, B)
-    X = _forward(A, B, lower, transpose, unit_diagonal)
+        try:
+            # to name one argument more takes 1 us
+            X: Tensor = (
+                torch.linalg.solve_triangular(a, b, upper=lower == transpose, unitriangular=True)
+                if unit_diagonal
+                else torch.linalg.solve_triangular(a, b, upper=lower == transpose)
+            )
+        except RuntimeError:
+            _as_systems(A, B)
+            raise
+    else:
+        X = _forward(*_as_systems(A, B), lower, transpose, unit_diagonal)
     return X.squeeze(-1) if vectors else X
 
 
 trsm_batched = trsm
 
 
+def _as_systems(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Check, and bring both to the same batch."""
+    expect_float("trsm", A=A, B=B)
+    expect_same_dtype("trsm", A=A, B=B)
+    expect_same_device("trsm", A=A, B=B)
+    expect_square("trsm", "A", A)
+    return as_one_batch("trsm", A, B)
+
+
 def _torch_is_ahead(A: Tensor, B: Tensor, vectors: bool) -> bool:
     """Where our call takes longer than torch does for all systems, and for few right sides of
-    large systems. For torch, a system is 320 products and the sums of these, and our call 40000
+    large systems. For torch, a system is 320 products and the sums of these, and our call 60000
     (AMD EPYC, one thread)."""
     a, b = A.shape, B.shape
     n = a[-1] if len(a) > 1 else 0
-    return (
-        n > 0
-        and (
-            B.numel() * (n + 320 // n) < 40000
-            or (n > (64 if len(a) == 2 else 128) and (vectors or b[-1] < 8))
-        )
-        and A.is_cpu
-        and B.is_cpu
-        and A.dtype is B.dtype
-        and A.dtype in _OF_BLAS
-        and a[:-1] == (b if vectors else b[:-1])
-        and a[-2] == n
+    return n > 0 and (
+        B.numel() * (n + 320 // n) < 60000
+        or (n > (64 if len(a) == 2 else 128) and (vectors or b[-1] < 8))
     )
 
 

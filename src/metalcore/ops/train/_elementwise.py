@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    FLOATS,
     expect_broadcast,
     expect_float,
     expect_same_device,
@@ -33,8 +34,8 @@ def alike(op: str, **tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def are_alike(a: Tensor, b: Tensor) -> bool:
-    """Whether `alike` has nothing to do, but for what `Op.leaves_to_torch` checks."""
-    return a.shape == b.shape and a.dtype is b.dtype and b.is_cpu
+    """Whether `alike` has nothing to do."""
+    return a.shape == b.shape and a.dtype is b.dtype and a.dtype in FLOATS and a.is_cpu is b.is_cpu
 
 
 def as_contiguous(dtype: torch.dtype, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,6 +67,17 @@ def with_bias(op: str, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     expect_shape(op, "bias", bias, x.shape[-1:])
     dtype = torch.promote_types(x.dtype, bias.dtype)
     return x.to(dtype), bias.to(dtype)
+
+
+def are_rows_of(bias: Tensor, x: Tensor) -> bool:
+    """Whether `with_bias` has nothing to do."""
+    return (
+        bias.ndim == 1
+        and x.shape[-1:] == bias.shape
+        and x.dtype is bias.dtype
+        and x.dtype in FLOATS
+        and x.is_cpu is bias.is_cpu
+    )
 
 
 def sum_rows(x: Tensor) -> Tensor:

@@ -15,7 +15,11 @@ from metalcore._check import (
     expect_shape,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
+from metalcore._trace import left_to_torch
+from metalcore.ops.train.layer_norm import SMALL, gradient_of_norm, normalise
+
+# of others, the sum is rounded before torch normalises it
+_AS_SUMS = (torch.float32, torch.float64)
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
@@ -43,6 +47,21 @@ def add_layer_norm(
     Example:
         >>> hidden, residual = metalcore.add_layer_norm(attention_output, residual, weight, bias)
     """
+    if (
+        eps > 0
+        and x.numel() < SMALL
+        and x.dtype in _AS_SUMS
+        and x.shape == residual.shape
+        and x.dtype is residual.dtype
+        and (weight is None or weight.ndim == 1)
+        and left_to_torch("add_layer_norm", x)
+    ):
+        try:
+            total = x + residual
+            return torch.layer_norm(total, x.shape[-1:], weight, bias, eps), total
+        except RuntimeError:
+            # wrong, or of more dtypes than torch takes: told apart below
+            pass
     y, total, _, _ = _checked("add_layer_norm", x, residual, weight, bias, eps)
     return y, total
 

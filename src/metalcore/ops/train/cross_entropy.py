@@ -21,6 +21,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import is_eager, left_to_torch
 
 forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
@@ -77,9 +78,11 @@ def cross_entropy(
     if (
         softcap is None
         and not z_loss
-        and target.dtype == torch.int64
+        and target.dtype is torch.int64
         and reduction in REDUCTIONS
-        and forward.leaves_to_torch(input, _TORCH_BELOW)
+        and input.numel() < _TORCH_BELOW
+        and input.dtype in FLOATS
+        and left_to_torch("cross_entropy", input)
     ):
         small: Tensor = _by_torch(
             input, target, weight, REDUCTIONS[reduction], ignore_index, label_smoothing
@@ -103,7 +106,7 @@ def cross_entropy(
         rows, flat = _as_rows(input), target.reshape(-1)
     numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
     args = (rows, flat, weight, None, ignore_index, *numbers)
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    transformed = not is_eager()
     recorded = transformed or (torch.is_grad_enabled() and rows.requires_grad)
     if inplace_backward and recorded and not transformed and rows.is_contiguous():
         loss = cast(Tensor, _OverLogits.apply(*args))  # type: ignore[no-untyped-call]
@@ -191,7 +194,7 @@ class _OverLogits(torch.autograd.Function):
 
 def is_one(dloss: Tensor) -> bool:
     """Whether the loss is what is differentiated itself, where that can be told for free."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if not is_eager():
         return False
     real = type(dloss) is Tensor and dloss.dim() == 0 and dloss.device.type == "cpu"
     return real and dloss.item() == 1.0

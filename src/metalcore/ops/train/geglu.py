@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in_memory_order
 from metalcore.ops.train.gelu import gelu_and_slope, is_tanh
 
-# Below, torch's two kernels are ahead.
-_SMALL = 16384
+_SMALL: int = policy("geglu", "cpu")["torch_below"]
+# What F.gelu calls.
+_torch_gelu = torch._C._nn.gelu
 
 _forward = Op("geglu(Tensor gate, Tensor up, bool tanh) -> Tensor", batched=True)
 _backward = Op(
@@ -35,8 +38,8 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         >>> hidden = metalcore.geglu(gate_proj(x), up_proj(x), approximate="tanh")
     """
     tanh = is_tanh("geglu", approximate)
-    if are_alike(gate, up) and _forward.leaves_to_torch(gate, _SMALL):
-        return F.gelu(gate, approximate=approximate) * up
+    if gate.numel() < _SMALL and are_alike(gate, up) and left_to_torch("geglu", gate):
+        return (_torch_gelu(gate, approximate="tanh") if tanh else _torch_gelu(gate)) * up
     gate, up = alike("geglu", gate=gate, up=up)
     return in_memory_order(lambda gate, up: _forward(gate, up, tanh), gate, up)
 

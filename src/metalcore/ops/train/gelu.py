@@ -9,12 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import expect_one_of
+from metalcore._check import FLOATS, expect_one_of
 from metalcore._op import Example, Op, accumulate
-from metalcore.ops.train._elementwise import alike, in_memory_order, sum_rows, with_bias
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import (
+    alike,
+    are_rows_of,
+    in_memory_order,
+    sum_rows,
+    with_bias,
+)
 
-# Below, torch's kernels are ahead.
-_SMALL = 16384
+_SMALL: int = policy("gelu", "cpu")["torch_below"]
+# What F.gelu calls.
+_torch_gelu = torch._C._nn.gelu
 _KINDS = ("none", "tanh")
 
 _forward = Op("gelu(Tensor x, bool tanh) -> Tensor", batched=True)
@@ -40,9 +49,16 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     # without a gradient, torch's exact GELU of float32 is 1.2x as fast at any size
     at_any_size = approximate == "none" and x.dtype is torch.float32 and not x.requires_grad
     below = sys.maxsize if at_any_size else _SMALL
-    if approximate in _KINDS and _forward.leaves_to_torch(x, below):
+    if (
+        x.numel() < below
+        and approximate in _KINDS
+        and x.dtype in FLOATS
+        and left_to_torch("gelu", x)
+    ):
         # torch takes long to read the argument
-        return F.gelu(x) if approximate == "none" else F.gelu(x, approximate=approximate)
+        if approximate == "none":
+            return _torch_gelu(x)
+        return _torch_gelu(x, approximate=approximate)
     tanh = is_tanh("gelu", approximate)
     (x,) = alike("gelu", x=x)
     return in_memory_order(lambda x: _forward(x, tanh), x)
@@ -63,9 +79,9 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         >>> y = metalcore.bias_gelu(x @ weight.T, bias)
     """
     tanh = is_tanh("bias_gelu", approximate)
+    if x.numel() < _SMALL and are_rows_of(bias, x) and left_to_torch("bias_gelu", x):
+        return _torch_gelu(x + bias, approximate=approximate) if tanh else _torch_gelu(x + bias)
     x, bias = with_bias("bias_gelu", x, bias)
-    if _bias_forward.leaves_to_torch(x, _SMALL):
-        return F.gelu(x + bias, approximate=approximate)
     return _bias_forward(x, bias, tanh)  # type: ignore[no-any-return]
 
 

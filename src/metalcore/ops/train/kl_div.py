@@ -6,6 +6,7 @@ from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.train._divergence import (
     Slopes,
     attach_gradient,
@@ -13,7 +14,7 @@ from metalcore.ops.train._divergence import (
     reduction_of,
     times_slopes,
 )
-from metalcore.ops.train._elementwise import alike
+from metalcore.ops.train._elementwise import alike, are_alike
 
 _forward = Op(
     "kl_div(Tensor input, Tensor target, bool log_target, bool reduce, float scale) -> Tensor"
@@ -22,6 +23,8 @@ _backward = Op(
     "kl_div_backward(Tensor dloss, Tensor input, Tensor target, bool log_target, bool reduce,"
     " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)"
 )
+# torch.kl_div's numbers for them
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2, "batchmean": 2}
 _TORCH_BELOW: int = policy("kl_div", "cpu")["torch_below"]
 
 
@@ -43,13 +46,16 @@ def kl_div(
     Example:
         >>> loss = metalcore.kl_div(student.log_softmax(-1), teacher.softmax(-1), "batchmean")
     """
+    if (
+        input.numel() < _TORCH_BELOW
+        and reduction in _REDUCTIONS
+        and are_alike(input, target)
+        and left_to_torch("kl_div", input)
+    ):
+        loss = torch.kl_div(input, target, _REDUCTIONS[reduction], log_target=log_target)
+        return loss / input.shape[0] if reduction == "batchmean" and input.ndim else loss
     x, t = alike("kl_div", input=input, target=target)
     reduce, scale = reduction_of("kl_div", x, reduction, x.shape[0] if x.dim() else 1)
-    mapped = torch._C._are_functorch_transforms_active()  # torch has no rule for it
-    if not mapped and _forward.leaves_to_torch(x, _TORCH_BELOW):
-        # 2 adds up, 0 does not
-        loss = torch.kl_div(x, t, 2 if reduce else 0, log_target=log_target)
-        return loss if scale == 1 else loss * scale
     total: Tensor = _forward(x, t, log_target, reduce, scale)
     return total.to(x.dtype)
 

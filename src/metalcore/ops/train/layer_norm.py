@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    FLOATS,
     expect_float,
     expect_positive,
     expect_same_device,
@@ -15,9 +16,11 @@ from metalcore._check import (
     expect_suffix,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
-# Below, torch's kernel is ahead.
-_SMALL = 65536
+# values below which torch's kernel is called
+SMALL: int = policy("layer_norm", "cpu")["torch_below"]
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
@@ -51,16 +54,12 @@ def layer_norm(
     Example:
         >>> y = metalcore.layer_norm(torch.randn(2, 5, 1025), (1025,), torch.ones(1025))
     """
-    # a plain call is checked without a call per check
-    if (
-        eps > 0
-        and len(normalized_shape) == 1
-        and x.shape[-1:] == (n := tuple(normalized_shape))
-        and (weight is None or (weight.shape == n and weight.dtype is x.dtype and weight.is_cpu))
-        and (bias is None or (bias.shape == n and bias.dtype is x.dtype and bias.is_cpu))
-        and _forward.leaves_to_torch(x, _SMALL)
-    ):
-        return torch.layer_norm(x, normalized_shape, weight, bias, eps)
+    if eps > 0 and x.numel() < SMALL and x.dtype in FLOATS and left_to_torch("layer_norm", x):
+        try:
+            return torch.layer_norm(x, normalized_shape, weight, bias, eps)
+        except RuntimeError:
+            # wrong, or of more dtypes than torch takes: told apart below
+            pass
     _expect("layer_norm", x, normalized_shape, weight, bias)
     expect_positive("layer_norm", eps=eps)
     if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):

@@ -7,11 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore._check import FLOATS
 from metalcore._op import Example, Op, accumulate
-from metalcore.ops.train._elementwise import alike, in_memory_order, sum_rows, with_bias
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import (
+    alike,
+    are_rows_of,
+    in_memory_order,
+    sum_rows,
+    with_bias,
+)
 
-# Below, torch's kernels are ahead.
-_SMALL = 16384
+_SMALL: int = policy("silu", "cpu")["torch_below"]
 # What F.silu calls: 1.15x for 64 values.
 _torch_silu = torch._C._nn.silu
 
@@ -33,7 +41,7 @@ def silu(x: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.silu(torch.randn(2, 5, 1025))
     """
-    if _forward.leaves_to_torch(x, _SMALL):
+    if x.numel() < _SMALL and x.dtype in FLOATS and left_to_torch("silu", x):
         return _torch_silu(x)
     return in_memory_order(_forward, *alike("silu", x=x))
 
@@ -51,9 +59,9 @@ def bias_silu(x: Tensor, bias: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.bias_silu(x @ weight.T, bias)
     """
+    if x.numel() < _SMALL and are_rows_of(bias, x) and left_to_torch("bias_silu", x):
+        return _torch_silu(x + bias)
     x, bias = with_bias("bias_silu", x, bias)
-    if _bias_forward.leaves_to_torch(x, _SMALL):
-        return F.silu(x + bias)
     return _bias_forward(x, bias)  # type: ignore[no-any-return]
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Softmax of scale * x + mask over one dimension."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from metalcore._check import (
+    FLOATS,
     expect_broadcast_to,
     expect_dim,
     expect_float,
@@ -15,9 +15,10 @@ from metalcore._check import (
     expect_same_device,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 
-# Below, torch's kernel is ahead.
-_SMALL = 65536
+_SMALL: int = policy("softmax", "cpu")["torch_below"]
 
 _forward = Op("softmax(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor")
 _backward = Op("softmax_backward(Tensor dy, Tensor y, float scale) -> Tensor", batched=True)
@@ -52,9 +53,19 @@ def softmax(
     """
     if dtype is not None:
         x = x.to(dtype)
-    plain = scale == 1.0 and mask is None and not causal
-    if plain and -x.dim() <= dim < x.dim() and _forward.leaves_to_torch(x, _SMALL):
-        return torch.softmax(x, dim)
+    if (
+        mask is None
+        and scale == 1.0
+        and not causal
+        and x.numel() < _SMALL
+        and x.dtype in FLOATS
+        and left_to_torch("softmax", x)
+    ):
+        try:
+            return torch.softmax(x, dim)
+        except IndexError:
+            expect_dim("softmax", x, dim)
+            raise
     expect_float("softmax", x=x)
     if causal:
         expect_rank("softmax", x, 2)
@@ -72,7 +83,7 @@ def softmax(
         y: Tensor = _forward(x.to(wide), mask, float(scale), causal)
         return y.to(x.dtype)
     # other kernels than torch's would copy there and back
-    if mask is None and _forward.leaves_to_torch(x, sys.maxsize):
+    if mask is None and left_to_torch("softmax", x):
         return torch.softmax(x if scale == 1.0 else x.to(accumulate_dtype(x)) * scale, dim).to(x)
     if mask is not None:
         mask = mask.expand(x.shape).movedim(dim, -1)

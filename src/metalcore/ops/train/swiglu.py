@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
+from metalcore._trace import left_to_torch
 from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in_memory_order
 from metalcore.ops.train.silu import silu_slope
 
-# Below, torch's two kernels are ahead.
-_SMALL = 16384
+_SMALL: int = policy("swiglu", "cpu")["torch_below"]
+# What F.silu calls.
+_torch_silu = torch._C._nn.silu
 
 _forward = Op("swiglu(Tensor gate, Tensor up) -> Tensor", batched=True)
 _backward = Op(
@@ -32,8 +35,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Example:
         >>> hidden = metalcore.swiglu(gate_proj(x), up_proj(x))
     """
-    if are_alike(gate, up) and _forward.leaves_to_torch(gate, _SMALL):
-        return F.silu(gate) * up
+    if gate.numel() < _SMALL and are_alike(gate, up) and left_to_torch("swiglu", gate):
+        return _torch_silu(gate) * up
     return in_memory_order(_forward, *alike("swiglu", gate=gate, up=up))
 
 
