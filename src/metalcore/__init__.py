@@ -44,6 +44,7 @@ from metalcore.ops.train.kl_div import kl_div
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 from metalcore.ops.train.linear_preference import linear_dpo, linear_orpo
+from metalcore.ops.train.lora_linear import lora_linear
 from metalcore.ops.train.rms_norm import RMSNormFunction, rms_norm
 from metalcore.ops.train.rope import (
     apply_rotary_pos_emb,
@@ -124,6 +125,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_dpo",
     "linear_orpo",
+    "lora_linear",
     "lstsq",
     "lu",
     "matrix_rank",

@@ -20,6 +20,9 @@ LAPACK_TYPES = (torch.float32, torch.float64)
 
 def shape(x: Tensor | None) -> str:
     """`x`'s shape as error messages print it."""
+    if x is not None and torch.compiler.is_compiling():
+        # sizes may be symbols, which a compiler cannot print
+        return f"of {x.dim()} dimensions"
     return "None" if x is None else str(list(x.shape))
 
 

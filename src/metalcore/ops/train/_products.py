@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Sums of matrix products, and half precision ones on CPUs that have no instructions for them.
+
+There torch takes 9 (x W^T) to 100 (dy W) times as long as for float32 (256 x 512 x 1376, AVX2). So
+blocks of the matrices are multiplied in float32, and their sum is rounded once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from metalcore._op import accumulate_dtype
+
+Term = tuple[Tensor, Tensor, float]
+"""a [M, K], b [K, N] and a factor."""
+
+# How many values of a and of b are held in float32 at a time, and the least rows and columns of a
+# product, below which it is slow.
+_HELD = (1 << 22, 1 << 20)
+_LEAST = (512, 256)
+_LEAST_PRODUCTS = 1 << 14
+
+
+def sum_of_products(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
+    """add + the sum of factor * a @ b, [M, N], in `dtype`; `add` broadcasts, and stays as it is."""
+    a, b, _ = terms[0]
+    return (_in_blocks if _takes_blocks(a, b) else _by_torch)(terms, dtype, add)
+
+
+def inner_dtype(a: Tensor, b: Tensor) -> torch.dtype:
+    """What a @ b is kept in if it is a factor of the next product."""
+    return accumulate_dtype(a) if _takes_blocks(a, b) else torch.promote_types(a.dtype, b.dtype)
+
+
+def is_slow_in_torch(a: Tensor, b: Tensor) -> bool:
+    """Whether blocks in float32 are ahead of torch's a @ b."""
+    if a.dtype.itemsize != 2 or not a.is_cpu or b.dtype.itemsize != 2:
+        return False
+    if torch.compiler.is_compiling() or _multiplies_fast(a.dtype):
+        return False
+    # torch is ahead for few numbers, and for one row if the columns of b lie one after another
+    one_row = a.shape[0] == 1 and b.stride(0) == 1
+    return not one_row and a.numel() * b.shape[1] >= _LEAST_PRODUCTS
+
+
+def _takes_blocks(a: Tensor, b: Tensor) -> bool:
+    # with gradients enabled, what is computed is itself differentiated
+    return is_slow_in_torch(a, b) and not torch.is_grad_enabled()
+
+
+@cache
+def _multiplies_fast(dtype: torch.dtype) -> bool:
+    """Whether torch has a CPU kernel for products in this half precision here."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    supported: Callable[[], bool] = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }[dtype]
+    return supported()
+
+
+def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:
+    total = add
+    for a, b, factor in terms:
+        wide = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(wide), b.to(wide)
+        if total is None:
+            total = a @ b if factor == 1.0 else factor * (a @ b)
+        elif total.dtype != wide:
+            total = total + factor * (a @ b)
+        elif total is add:
+            total = torch.addmm(total, a, b, alpha=factor)
+        else:
+            total.addmm_(a, b, alpha=factor)
+    assert total is not None
+    return total.to(dtype)
+
+
+def _in_blocks(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:
+    M, N = terms[0][0].shape[0], terms[0][1].shape[1]
+    longest = max(a.shape[1] for a, _, _ in terms)
+    out = terms[0][0].new_empty(M, N, dtype=dtype)
+    start = None if add is None else add.expand(M, N)
+    for rows in _slices(M, max(_LEAST[0], _HELD[0] // max(1, longest))):
+        lefts = [a[rows].float() for a, _, _ in terms]
+        for columns in _slices(N, max(_LEAST[1], _HELD[1] // max(1, longest))):
+            total = None if start is None else start[rows, columns].float()
+            for left, (_, b, factor) in zip(lefts, terms, strict=True):
+                right = b[:, columns].float()
+                if total is None:
+                    total = (left @ right).mul_(factor) if factor != 1.0 else left @ right
+                else:
+                    total = torch.addmm(total, left, right, alpha=factor)
+            assert total is not None
+            out[rows, columns] = total
+    return out
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(i, min(length, i + size)) for i in range(0, length, size))

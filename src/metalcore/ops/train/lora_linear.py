@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""A linear layer with a low-rank adapter: y = x W^T + bias + scale * dropout(x) A^T B^T."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalcore import _trace
+from metalcore._check import (
+    FLOATS,
+    expect,
+    expect_float,
+    expect_same_device,
+    expect_same_dtype,
+    expect_shape,
+    shape,
+)
+from metalcore.ops.train._chunks import autocast
+from metalcore.ops.train._products import inner_dtype, is_slow_in_torch, sum_of_products
+
+# Values of x below which what torch's dropout holds is less of a burden than its call.
+_SMALL = 1 << 16
+
+
+class Projection(NamedTuple):
+    """A weight [N, K] and, unless they are None, its adapter's A [r, K] and B [N, r].
+
+    `mask` [M, K] says which inputs of the adapter are kept; `factor` is scale / (1 - dropout).
+    """
+
+    weight: Tensor
+    A: Tensor | None = None
+    B: Tensor | None = None
+    mask: Tensor | None = None
+    factor: float = 1.0
+
+
+def lora_linear(
+    x: Tensor,
+    weight: Tensor,
+    A: Tensor,
+    B: Tensor,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+    training: bool = True,
+) -> Tensor:
+    """`linear(x, weight, bias) + scale * linear(linear(dropout(x), A), B)`.
+
+    W + scale * B A is never formed, a frozen weight gets no gradient computed, and of dropout one
+    byte per value of x is kept. On CPUs without instructions for half precision, products are
+    computed in float32 and rounded once.
+
+    Args:
+        x: [..., K], float32, float64, float16 or bfloat16.
+        weight: [N, K], in the dtype of `x`.
+        A, B: [r, K] and [N, r], both in the dtype of `x` or both in float32.
+        bias: [N].
+        scale: of the adapter; alpha / r in most papers.
+        dropout: probability that an input of the adapter is left out.
+        training: whether there is dropout at all.
+
+    Returns:
+        [..., N], in the dtype of `x` (of autocast, under it).
+
+    Example:
+        >>> y = metalcore.lora_linear(x, layer.weight, A, B, scale=2.0, dropout=0.05)
+    """
+    op = "lora_linear"
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight, bias, A, B = autocast(x, weight, bias, A, B)
+    _expect(op, x, weight, A, B, bias)
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    p = adapt(op, flat.shape[0], weight, A, B, scale, dropout if training else 0.0)
+    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        _trace.note_torch(op, x)
+    small = p.mask is None or flat.numel() < _SMALL
+    if are_transformed() or (small and not is_slow_in_torch(flat, weight.T)):
+        y = plain(flat, p, bias)
+    else:
+        y = _LoraLinear.apply(flat, bias, *p)  # type: ignore[no-untyped-call]
+    return y if flat is x else y.view(*x.shape[:-1], weight.shape[0])
+
+
+def are_transformed() -> bool:
+    """Whether function transforms, which want torch's own functions, are at work."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _expect(op: str, x: Tensor, weight: Tensor, A: Tensor, B: Tensor, bias: Tensor | None) -> None:
+    # The usual case is checked without a call per check.
+    if (
+        x.dtype is weight.dtype is A.dtype is B.dtype
+        and x.device == weight.device == A.device == B.device
+        and x.dtype in FLOATS
+        and x.dim() > 0
+        and weight.shape == (B.shape[0], x.shape[-1])
+        and A.shape == (B.shape[-1], x.shape[-1])
+        and B.dim() == 2
+        and bias is None
+    ):
+        return
+    expect_float(op, x=x, weight=weight, bias=bias)
+    expect_same_device(op, x=x, weight=weight, bias=bias)
+    expect_same_dtype(op, x=x, weight=weight)
+    expect(
+        weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1],
+        op,
+        f"x must be [..., K] and weight [N, K]; got x {shape(x)} and weight {shape(weight)}",
+    )
+    expect_adapter(op, weight, A, B)
+    expect_shape(op, "bias", bias, weight.shape[:1])
+
+
+def given(pair: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+    """An adapter; None for two empty tensors, which some loops pass where there is none."""
+    return (None, None) if all(t is None or t.numel() == 0 for t in pair) else pair
+
+
+def expect_adapter(
+    op: str,
+    weight: Tensor,
+    A: Tensor | None,
+    B: Tensor | None,
+    names: tuple[str, str] = ("A", "B"),
+) -> None:
+    """`names` are how the caller calls A and B."""
+    of_a, of_b = names
+    expect((A is None) == (B is None), op, f"{of_a} and {of_b} come together; pass both or neither")
+    if A is None or B is None:
+        return
+    expect_float(op, **{of_a: A, of_b: B})
+    expect_same_device(op, **{"weight": weight, of_a: A, of_b: B})
+    expect(
+        A.dim() == B.dim() == 2
+        and A.shape[1] == weight.shape[1]
+        and B.shape == (weight.shape[0], A.shape[0]),
+        op,
+        f"{of_a} must be [r, K] and {of_b} [N, r] where the weight is [N, K]; got {of_a} "
+        f"{shape(A)}, {of_b} {shape(B)} and the weight {shape(weight)}",
+    )
+    if A.dtype != torch.float32:
+        expect_same_dtype(op, **{"weight": weight, of_a: A})
+    expect_same_dtype(op, **{of_a: A, of_b: B})
+
+
+def adapt(
+    op: str,
+    rows: int,
+    weight: Tensor,
+    A: Tensor | None,
+    B: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Projection:
+    """The projection of [rows, K], with what dropout keeps drawn as torch's function draws it."""
+    if not 0.0 <= dropout <= 1.0:
+        expect(False, op, f"dropout must be from 0 to 1, got {dropout}")
+    if A is None or dropout == 0.0:
+        return Projection(weight, A, B, None, float(scale))
+    # torch multiplies by bytes three times as fast as by booleans
+    mask = torch.empty(rows, weight.shape[1], dtype=torch.uint8, device=weight.device)
+    factor = scale / (1.0 - dropout) if dropout < 1.0 else 0.0
+    return Projection(weight, A, B, mask.bernoulli_(1.0 - dropout), factor)
+
+
+def plain(x: Tensor, p: Projection, bias: Tensor | None = None) -> Tensor:
+    """p(x) + bias by torch's own functions, and with their gradients."""
+    y = F.linear(x, p.weight, bias)
+    if p.A is None or p.B is None:
+        return y
+    low = F.linear((x if p.mask is None else x * p.mask).to(p.A.dtype), p.A)
+    if low.dtype == y.dtype:
+        return torch.addmm(y, low, p.B.T, alpha=p.factor)
+    return (y + p.factor * F.linear(low, p.B)).to(x.dtype)
+
+
+def project(x: Tensor, p: Projection, add: Tensor | None = None) -> Tensor:
+    """add + p(x), [M, N]; `add` is a bias, or of the result's shape and then sets its dtype."""
+    terms = [(x, p.weight.T, 1.0)]
+    if p.A is not None and p.B is not None:
+        kept = x if p.mask is None else x * p.mask
+        inner = sum_of_products([(kept, p.A.T, 1.0)], inner_dtype(x, p.A))
+        terms.append((inner, p.B.T, p.factor))
+    dtype = x.dtype if add is None or add.dim() == 1 else add.dtype
+    return sum_of_products(terms, dtype, add)
+
+
+def through_adapter(dy: Tensor, p: Projection) -> Tensor | None:
+    """The gradient of what lies between A and B, [M, r], before the factor."""
+    if p.B is None:
+        return None
+    return sum_of_products([(dy, p.B, 1.0)], inner_dtype(dy, p.B))
+
+
+def gradient_of_input(
+    outputs: Sequence[tuple[Tensor, Tensor | None, Projection]], dtype: torch.dtype
+) -> Tensor:
+    """dx of projections of one x, from dy, `through_adapter` and the projection of each."""
+    terms, masked = [], []
+    for dy, inner, p in outputs:
+        terms.append((dy, p.weight, 1.0))
+        if inner is not None and p.A is not None:
+            low_rank = (inner, p.A, p.factor)
+            if p.mask is None:
+                terms.append(low_rank)
+            else:
+                masked.append((low_rank, p.mask))
+    dx = sum_of_products(terms, dtype)
+    for low_rank, mask in masked:
+        dx += sum_of_products([low_rank], dtype) * mask
+    return dx
+
+
+def gradients_of_weights(
+    dy: Tensor, inner: Tensor | None, x: Tensor, p: Projection, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of weight, A and B that are wanted, from dy and `through_adapter`."""
+    dweight = dA = dB = None
+    if wanted[0]:
+        dweight = sum_of_products([(dy.T, x, 1.0)], p.weight.dtype)
+    if p.A is not None and p.B is not None and any(wanted[1:]):
+        kept = x if p.mask is None else x * p.mask
+        if wanted[1] and inner is not None:
+            dA = sum_of_products([(inner.T, kept, p.factor)], p.A.dtype)
+        if wanted[2]:
+            low = sum_of_products([(kept, p.A.T, 1.0)], inner_dtype(kept, p.A))
+            dB = sum_of_products([(dy.T, low, p.factor)], p.B.dtype)
+    return dweight, dA, dB
+
+
+class _LoraLinear(torch.autograd.Function):
+    """All that is saved are inputs, so that the backward pass can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *projection: Any) -> Tensor:
+        p = Projection._make(projection)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if any(needs[2:5]) else None, *p[:4])
+        ctx.factor, ctx.bias_dtype = p.factor, None if bias is None else bias.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            return project(x, p, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, *tensors = ctx.saved_tensors
+        p = Projection._make((*tensors, ctx.factor))
+        needs = ctx.needs_input_grad
+        dx = dbias = None
+        with torch.autocast(dy.device.type, enabled=False):
+            inner = through_adapter(dy, p) if needs[0] or needs[3] else None
+            if needs[0]:
+                dx = gradient_of_input([(dy, inner, p)], dy.dtype)
+            dweights: Any = (None,) * 3
+            if x is not None:
+                dweights = gradients_of_weights(dy, inner, x, p, needs[2:5])
+            if needs[1]:
+                dbias = dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32))
+                dbias = dbias.to(ctx.bias_dtype)
+        return dx, dbias, *dweights, None, None
