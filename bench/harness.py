@@ -77,7 +77,7 @@ class Bench:
 
     @property
     def title(self) -> str:
-        kind = "forward+backward" if self.backward else self.kind
+        kind = ", ".join(filter(None, (self.kind, "forward+backward" * self.backward)))
         return f"{self.op} ({kind})" if kind else self.op
 
     @property

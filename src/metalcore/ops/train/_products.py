@@ -6,7 +6,9 @@ blocks of the matrices are multiplied in float32, and their sum is rounded once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,14 @@ def sum_of_products(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | Non
 def inner_dtype(a: Tensor, b: Tensor) -> torch.dtype:
     """What a @ b is kept in if it is a factor of the next product."""
     return accumulate_dtype(a) if _takes_blocks(a, b) else torch.promote_types(a.dtype, b.dtype)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """For code that has cast already. To enter torch's takes 10 us, so not without a cause."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def is_slow_in_torch(a: Tensor, b: Tensor) -> bool:
@@ -65,8 +75,10 @@ def _multiplies_fast(dtype: torch.dtype) -> bool:
 def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:
     total = add
     for a, b, factor in terms:
-        wide = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(wide), b.to(wide)
+        wide = a.dtype
+        if wide is not b.dtype:
+            wide = torch.promote_types(wide, b.dtype)
+            a, b = a.to(wide), b.to(wide)
         if total is None:
             total = a @ b if factor == 1.0 else factor * (a @ b)
         elif total.dtype != wide:
@@ -76,7 +88,7 @@ def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> 
         else:
             total.addmm_(a, b, alpha=factor)
     assert total is not None
-    return total.to(dtype)
+    return total if total.dtype is dtype else total.to(dtype)
 
 
 def _in_blocks(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:

@@ -19,7 +19,12 @@ from metalcore._check import (
     shape,
 )
 from metalcore.ops.train._chunks import autocast
-from metalcore.ops.train._products import inner_dtype, is_slow_in_torch, sum_of_products
+from metalcore.ops.train._products import (
+    inner_dtype,
+    is_slow_in_torch,
+    sum_of_products,
+    without_autocast,
+)
 
 # Values of x below which what torch's dropout holds is less of a burden than its call.
 _SMALL = 1 << 16
@@ -241,7 +246,7 @@ class _LoraLinear(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if any(needs[2:5]) else None, *p[:4])
         ctx.factor, ctx.bias_dtype = p.factor, None if bias is None else bias.dtype
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return project(x, p, bias)
 
     @staticmethod
@@ -250,7 +255,7 @@ class _LoraLinear(torch.autograd.Function):
         p = Projection._make((*tensors, ctx.factor))
         needs = ctx.needs_input_grad
         dx = dbias = None
-        with torch.autocast(dy.device.type, enabled=False):
+        with without_autocast(dy):
             inner = through_adapter(dy, p) if needs[0] or needs[3] else None
             if needs[0]:
                 dx = gradient_of_input([(dy, inner, p)], dy.dtype)

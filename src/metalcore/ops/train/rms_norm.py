@@ -18,7 +18,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 
-_forward = Op(
+forward = Op(
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor y, Tensor rstd)"
 )
 backward = Op(
@@ -66,7 +66,7 @@ def rms_norm(
     rows, flat = (x, weight) if usual else as_rows("rms_norm", x, weight, normalized_shape)
     if eps is None or not eps > 0:
         eps = resolve_eps("rms_norm", x, eps)
-    y: Tensor = _forward(rows, flat, eps, float(weight_offset))[0]
+    y: Tensor = forward(rows, flat, eps, float(weight_offset))[0]
     return y if rows is x else y.view(x.shape)
 
 
@@ -106,7 +106,7 @@ def resolve_eps(op: str, x: Tensor, eps: float | None) -> float:
     return eps
 
 
-@_forward.reference
+@forward.reference
 def normalise(
     x: Tensor, weight: Tensor | None, eps: float, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def _(
 backward.differentiate_reference()
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     x, weight = torch.randn(5, 1000).to(dtype), torch.randn(1000).to(dtype)
     return Example((x, weight, 1e-6, 0.0), reduces_over=1000)
@@ -164,7 +164,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(x, weight, output[1])
 
 
-@_forward.gradient(save=_save)
+@forward.gradient(save=_save)
 def _(ctx: Any, dy: Tensor | None, drstd: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, rstd = ctx.saved_tensors
     dx, dweight = gradient_of_norm(
