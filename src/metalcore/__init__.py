@@ -36,6 +36,7 @@ from metalcore.ops.train.add_layer_norm import add_layer_norm, fused_add_layerno
 from metalcore.ops.train.add_rms_norm import add_rms_norm, fused_add_rmsnorm
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.embedding_bag import embedding_bag
+from metalcore.ops.train.fused_attention_bwd import fused_attention_bwd
 from metalcore.ops.train.fused_swiglu_mlp import fused_mlp_bwd, fused_swiglu_mlp
 from metalcore.ops.train.gather import gather, index_select, scatter_add
 from metalcore.ops.train.geglu import geglu
@@ -111,6 +112,7 @@ __all__ = [
     "embedding_bag",
     "fused_add_layernorm",
     "fused_add_rmsnorm",
+    "fused_attention_bwd",
     "fused_mlp_bwd",
     "fused_softmax",
     "fused_swiglu_mlp",

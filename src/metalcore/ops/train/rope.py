@@ -113,6 +113,14 @@ def apply_rotary_pos_emb_single(
 rope_forward = rope_fwd = apply_rotary_pos_emb
 
 
+def rotate_back(op: str, dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of q and k [B, S, H, D] from those of what they were rotated to, for `op`."""
+    size = dq.shape[-1]
+    _expect(op, dq, dk, cos, sin, None, 2, size)
+    q_out, k_out = _rope(dq, dk, cos, sin, None, 2, size, False, True)
+    return q_out, k_out
+
+
 def _batch(x: Any, rank: int) -> Any:
     """`x` with all leading dimensions in one, so that it has `rank`; tables without stay so."""
     if x is None or (rank < 4 and x.dim() < rank):
