@@ -108,7 +108,8 @@ def _space_of(s: Stream, part: list[int]) -> tuple[str, str] | None:
     spaces = [t for t in head if t in ADDRESS_SPACES]
     if "*" in head or "&" in head:
         return (head[-1], spaces[0]) if spaces else None
-    if is_array and len(head) >= 2:
+    # not `sum += x[i]`
+    if is_array and len(head) >= 2 and not any("=" in t for t in head):
         return head[-1], spaces[0] if spaces else "thread"
     return None
 

@@ -6,5 +6,7 @@ void store(device float* p, float v) {
 }
 
 kernel void k(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
-  store(out + i, 1);
+  float sum = 1;
+  sum += out[i];
+  store(out + i, sum);
 }
