@@ -37,17 +37,27 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], full: bool) 
             check_op(backend, "svdvals", (A,), reduces_over=over, differentiable=False)
 
 
-def test_blocks_of_columns(backend: Backend) -> None:
+def test_more_rows_than_lanes(backend: Backend) -> None:
     A = backend.randn(2, 33, 9)
     check_op(backend, "svd", (A, True), reduces_over=33 * 16, differentiable=False)
     check_op(backend, "svdvals", (A.mT,), reduces_over=33 * 16, differentiable=False)
 
 
-@pytest.mark.parametrize("size", [(1, 17, 30), (1, 49, 50)], ids=["simdgroup", "pairs of blocks"])
-def test_larger_matrices_on_metal(size: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "kernels"),
+    [
+        ((1, 17, 30), "svd_simdgroup_32"),
+        ((1, 100, 7), "qr_threadgroup_256 + svd_simdgroup_8"),
+        ((1, 34, 50), "qr_threadgroup_256 + svd_threadgroup_float"),
+        ((1, 64, 64), "qr_threadgroup_256 + svd_threadgroup_float"),
+        ((1, 66, 65), "qr_scale_32 + qr_panel_32 + svd_begin_float + svd_pair_float"),
+    ],
+)
+def test_larger_matrices_on_metal(size: tuple[int, int, int], kernels: str) -> None:
     A = torch.randn(size)
-    with metalcore.simulate():
+    with metalcore.simulate(), metalcore.trace() as t:
         U, S, V = metalcore.svd(A)
+    assert t.records[0].variant.startswith(kernels)
     assert max(_flaws(A, U, S, V).values()) < 1
     assert error(S, torch.linalg.svdvals(A.double())) <= tolerance("svd", torch.float32, 50)
 
@@ -79,7 +89,9 @@ def test_hard_matrices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zeros", "rank 1", "repeated columns", "condition 1e8"])
-@pytest.mark.parametrize("size", [(6, 8), (34, 5)], ids=["simdgroup", "blocks"])
+@pytest.mark.parametrize(
+    "size", [(6, 8), (32, 32), (34, 5), (35, 36)], ids=["8", "32", "tall", "threadgroup"]
+)
 def test_hard_matrices_on_metal(name: str, size: tuple[int, int]) -> None:
     A = torch.stack([MATRICES[name](*size) for _ in range(2)]).float()
     with metalcore.simulate():
@@ -181,7 +193,7 @@ def test_input_that_is_not_finite(bad: float, size: tuple[int, ...]) -> None:
 
 
 def test_input_that_is_not_finite_on_metal() -> None:
-    for size in ((3, 4, 4), (2, 34, 3)):
+    for size in ((3, 4, 4), (2, 34, 3), (2, 33, 33)):
         A = torch.randn(size)
         A[1, 0, 1] = math.nan
         with metalcore.simulate():

@@ -28,3 +28,51 @@ inline Reflector reflector_from(float alpha, float tail) {
   const float beta = copysign(precise::sqrt(alpha * alpha + tail), -alpha);
   return {(beta - alpha) / beta, beta, 1.0f / (alpha - beta)};
 }
+
+// A = Q R for a matrix whose columns stand in N lanes from `base` on, this one's in `a`: R on and
+// above the diagonal and the tails of the reflectors below it. Returns the tau of the own column.
+template <int N>
+inline float factor_columns(thread float* a, int steps, int column, ushort base) {
+  float tau_of_column = 0.0f;
+  for (int k = 0; k < N; ++k) {
+    if (k < steps) {
+      float tail = 0.0f;
+      for (int i = k + 1; i < N; ++i) {
+        tail += a[i] * a[i];
+      }
+      const Reflector own = reflector_from(a[k], tail);
+      const float tau = simd_shuffle(own.tau, base + k);
+      const float inverse = simd_shuffle(own.inverse, base + k);
+      float v[N];
+      float dot = a[k];
+      for (int i = k + 1; i < N; ++i) {
+        v[i] = simd_shuffle(a[i], base + k) * inverse;
+        dot += v[i] * a[i];
+      }
+      if (column > k) {
+        a[k] -= tau * dot;
+      }
+      for (int i = k + 1; i < N; ++i) {
+        a[i] = column > k ? a[i] - tau * dot * v[i] : column == k ? v[i] : a[i];
+      }
+      if (column == k) {
+        a[k] = own.beta;
+        tau_of_column = tau;
+      }
+    }
+  }
+  return tau_of_column;
+}
+
+// x = x - tau v (v^T x) for the column x of this lane, v = e_k and the given tail.
+template <int N>
+inline void reflect_column(thread float* x, thread const float* v, float tau, int k) {
+  float dot = x[k];
+  for (int i = k + 1; i < N; ++i) {
+    dot += v[i] * x[i];
+  }
+  x[k] -= tau * dot;
+  for (int i = k + 1; i < N; ++i) {
+    x[i] -= tau * dot * v[i];
+  }
+}

@@ -58,34 +58,7 @@ kernel void qr_simdgroup(
     a[i] *= scale;
   }
 
-  float tau_of_column = 0.0f;
-  for (int k = 0; k < SIZE; ++k) {
-    if (k < steps) {
-      float tail = 0.0f;
-      for (int i = k + 1; i < SIZE; ++i) {
-        tail += a[i] * a[i];
-      }
-      const Reflector own = reflector_from(a[k], tail);
-      const float tau = simd_shuffle(own.tau, base + k);
-      const float inverse = simd_shuffle(own.inverse, base + k);
-      float v[SIZE];
-      float dot = a[k];
-      for (int i = k + 1; i < SIZE; ++i) {
-        v[i] = simd_shuffle(a[i], base + k) * inverse;
-        dot += v[i] * a[i];
-      }
-      if (c > k) {
-        a[k] -= tau * dot;
-      }
-      for (int i = k + 1; i < SIZE; ++i) {
-        a[i] = c > k ? a[i] - tau * dot * v[i] : c == k ? v[i] : a[i];
-      }
-      if (c == k) {
-        a[k] = own.beta;
-        tau_of_column = tau;
-      }
-    }
-  }
+  const float tau_of_column = factor_columns<SIZE>(a, steps, c, base);
 
   // every lane has read its column: the tile is free
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -112,15 +85,10 @@ kernel void qr_simdgroup(
     if (k < steps) {
       const float tau = simd_shuffle(tau_of_column, base + k);
       float v[SIZE];
-      float dot = q[k];
       for (int i = k + 1; i < SIZE; ++i) {
         v[i] = simd_shuffle(a[i], base + k);
-        dot += v[i] * q[i];
       }
-      q[k] -= tau * dot;
-      for (int i = k + 1; i < SIZE; ++i) {
-        q[i] -= tau * dot * v[i];
-      }
+      reflect_column<SIZE>(q, v, tau, k);
     }
   }
   // R has left the tile

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
-// A = U diag(S) V^T by one-sided Jacobi: rotations make the columns of A orthogonal, A V = U
-// diag(S). Matrices are worked on as tall ones, M x K with M >= K, and scaled by a power of two, so
-// that squares neither overflow nor matter where they underflow. Columns that end up as nothing are
-// replaced by any that complete U.
+// A = U diag(S) V^T by one-sided Jacobi on the triangle of a QR factorization: A = Q R for tall A,
+// rotations make the rows of R orthogonal, W^T R = diag(S) Z^T, and A = (Q W) diag(S) Z^T. The rows
+// of R are closer to that than the columns of A, by far where A is ill-conditioned. Matrices are
+// scaled by a power of two, so that squares neither overflow nor matter where they underflow. Rows
+// that end up as nothing are replaced by any that complete Z.
 //
-// svd_simdgroup: M <= N, N = 8, 16 or 32. A lane per column, 32 / N matrices per simdgroup.
-// Larger: columns stand as rows of Z = [X | V^T] in blocks of half a pair, which svd_begin scales;
-// torch multiplies the Gram matrix of each pair of blocks, svd_pair finds the rotations that make
-// it more diagonal, and torch applies them; svd_complete fills in columns of U.
+// svd_simdgroup: up to N x N, N = 8, 16 or 32. A lane per row of R, 32 / N matrices per simdgroup.
+// svd_threadgroup: R of up to 64 rows in threadgroup memory, a simdgroup per pair of rows.
+// Larger: svd_blocks.metal.
 
 #include "column_jacobi.h"
-#include "reduce.h"
-
-constant long kNotFinite = -4;
+#include "householder.h"
+#include "row_jacobi.h"
 
 // Matrices are rows x columns; the tall one of U and V has tall_columns. They pass through `stage`,
 // so that memory is read and written in order.
@@ -64,9 +63,23 @@ kernel void svd_simdgroup(
     zero += x[i] * 0.0f;
   }
   const bool finite = lanes_sum<N>(zero) == 0.0f;
+  const float scale = power_of_two_for(largest);
+  for (int i = 0; i < N; ++i) {
+    x[i] = finite ? x[i] * scale : 0.0f;
+  }
+  const float tau = factor_columns<N>(x, int(K), int(lane), base);
+
+  // A has been read: R takes its place, and the reflectors stay below it to the end
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* factors = stage + mine * N * N;
   const float power = power_of_two(lanes_max<N>(largest));
   for (int i = 0; i < N; ++i) {
-    x[i] = finite ? x[i] / power : 0.0f;
+    factors[i * N + lane] = i <= int(lane) ? x[i] / scale / power : x[i];
+  }
+  // rows are read by other lanes
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < N; ++i) {
+    x[i] = lane < K && i >= int(lane) ? factors[lane * N + i] : 0.0f;
   }
 
   float worst = 1.0f;
@@ -98,26 +111,33 @@ kernel void svd_simdgroup(
     x[i] = there ? x[i] / norm : 0.0f;
   }
   for (uint j = 0; j < N; ++j) {
-    const bool missing = lane < tall_columns && !there;
+    const bool missing = lane < K && !there;
     if (simd_any(missing && lane == j)) {
       const bool lacks = simd_shuffle(missing ? 1 : 0, base + j) != 0;
-      complete_column<N>(x, there, lacks, simd_lane, base + j, M);
+      complete_column<N>(x, there, lacks, simd_lane, base + j, K);
       there = there || (missing && lane == j);
     }
   }
+  // Q W
+  for (int k = N - 1; k >= 0; --k) {
+    float reflector[N];
+    for (int i = k + 1; i < N; ++i) {
+      reflector[i] = factors[i * N + k];
+    }
+    reflect_column<N>(v, reflector, simd_shuffle(tau, base + k), k);
+  }
 
-  device float* tall = wide ? V : U;
-  device float* square = wide ? U : V;
   const long tall_size = M * tall_columns;
-  // every lane has read stage
+  // every lane has read the reflectors
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = 0; i < N; ++i) {
     if (mine < count && lane < tall_columns && i < M) {
-      stage[mine * tall_size + i * tall_columns + place] = finite ? x[i] : nan;
+      stage[mine * tall_size + i * tall_columns + place] = finite ? v[i] : nan;
     }
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  device float* tall = wide ? V : U;
   for (long i = simd_lane; i < count * tall_size; i += 32) {
     tall[first * tall_size + i] = stage[i];
   }
@@ -125,233 +145,119 @@ kernel void svd_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = 0; i < N; ++i) {
     if (mine < count && lane < K && i < K) {
-      stage[(mine * K + i) * K + place] = finite ? v[i] : nan;
+      stage[(mine * K + i) * K + place] = finite ? x[i] : nan;
     }
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  device float* square = wide ? U : V;
   for (long i = simd_lane; i < count * K * K; i += 32) {
     square[first * K * K + i] = stage[i];
   }
 }
 
-inline float threadgroup_max(float value, threadgroup float* scratch, uint lane, uint lanes) {
-  value = simd_max(value);
-  if (lane % 32 == 0) {
-    scratch[lane / 32] = value;
-  }
-  // every simdgroup's value is in scratch, and what it wrote to device memory before is there
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-  return simd_max(lane % 32 < lanes / 32 ? scratch[lane % 32] : -INFINITY);
-}
-
-// Scales the first `length` values of the `rows` rows of each Z, `stride` apart. One threadgroup
-// per matrix.
+// R = U diag(S) V^T, n x n, 33 to 64 rows. X and W fill the memory of the threadgroup: what else
+// its simdgroups, up to 16, tell each other goes through S.
 template <typename T>
-kernel void svd_begin(
-    device float* Z [[buffer(0)]],
-    device float* powers [[buffer(1)]],
-    device float* levels [[buffer(2)]],
-    device int* info [[buffer(3)]],
-    constant long& rows [[buffer(4)]],
-    constant long& length [[buffer(5)]],
-    constant long& stride [[buffer(6)]],
-    constant long& columns [[buffer(7)]],
+kernel void svd_threadgroup(
+    device const T* R [[buffer(0)]],
+    device T* U [[buffer(1)]],
+    device T* S [[buffer(2)]],
+    device T* V [[buffer(3)]],
+    device int* info [[buffer(4)]],
+    constant long& size [[buffer(5)]],
+    constant long& vectors [[buffer(6)]],
+    constant long& sweeps [[buffer(7)]],
+    constant float& tolerance [[buffer(8)]],
     uint matrix [[threadgroup_position_in_grid]],
-    uint lane [[thread_position_in_threadgroup]],
-    uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float scratch[64];
-  Z += matrix * rows * stride;
+    uint thread_index [[thread_position_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]]) {
+  threadgroup float X[4096];
+  threadgroup float W[4096];
+  const uint n = uint(size);
+  const uint players = n + n % 2;
+  R += matrix * n * n;
+  S += matrix * n;
   float largest = 0.0f;
-  for (long j = 0; j < rows; ++j) {
-    for (long i = lane; i < length; i += lanes) {
-      const float x = abs(Z[j * stride + i]);
-      largest = x < INFINITY ? max(largest, x) : INFINITY;
-    }
+  for (uint i = thread_index; i < 4096; i += threads) {
+    const bool inside = i / 64 < n && i % 64 < n;
+    X[i] = inside ? R[i / 64 * n + i % 64] : 0.0f;
+    largest = abs(X[i]) < INFINITY ? max(largest, abs(X[i])) : INFINITY;
   }
-  largest = threadgroup_max(largest, scratch, lane, lanes);
+  largest = threadgroup_max(largest, W, thread_index, threads);
   const bool finite = largest < INFINITY;
   const float power = finite ? power_of_two(largest) : 1.0f;
   float sum = 0.0f;
-  for (long j = 0; j < rows; ++j) {
-    for (long i = lane; i < length; i += lanes) {
-      const float x = finite ? Z[j * stride + i] / power : 0.0f;
-      Z[j * stride + i] = x;
-      sum += x * x;
-    }
+  for (uint i = thread_index; i < 4096; i += threads) {
+    X[i] = finite ? X[i] / power : 0.0f;
+    sum += X[i] * X[i];
   }
-  sum = threadgroup_sum(sum, scratch + 32, lane, lanes);
-  if (lane == 0) {
-    powers[matrix] = power;
-    levels[matrix] = kNothing * precise::sqrt(sum / float(columns));
-    info[matrix] = finite ? 0 : kNotFinite;
-  }
-}
-
-// The cosine between two columns by their Gram matrix; 0 where one of them is nothing.
-inline float cosine(float pp, float qq, float pq, float level) {
-  return min(pp, qq) > level * level ? abs(pq) / (precise::sqrt(pp) * precise::sqrt(qq)) : 0.0f;
-}
-
-// turns = rotations that make the Gram matrices [size, size] of pairs of blocks more diagonal, as
-// rows of new columns; worst = the largest cosine that each began with. One threadgroup per pair.
-template <typename T>
-kernel void svd_pair(
-    device const float* gram [[buffer(0)]],
-    device float* turns [[buffer(1)]],
-    device float* worst [[buffer(2)]],
-    device const float* levels [[buffer(3)]],
-    constant long& pairs [[buffer(4)]],
-    constant long& size [[buffer(5)]],
-    constant long& sweeps [[buffer(6)]],
-    constant float& tolerance [[buffer(7)]],
-    uint pair [[threadgroup_position_in_grid]],
-    uint lane [[thread_position_in_threadgroup]],
-    uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float G[2304];
-  threadgroup float W[2304];
-  threadgroup float cosines[24];
-  threadgroup float sines[24];
-  threadgroup float scratch[32];
-  const uint n = uint(size);
-  const float level = levels[pair / pairs];
-  gram += pair * n * n;
-  turns += pair * n * n;
-  for (uint i = lane; i < n * n; i += lanes) {
-    G[i] = gram[i];
-    W[i] = i / n == i % n ? 1.0f : 0.0f;
-  }
-  // G is whole
+  sum = threadgroup_sum(sum, W + 32, thread_index, threads);
+  const float level = kNothing * precise::sqrt(sum / float(n));
+  // the scratch in W has been read
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  float largest = 0.0f;
-  for (uint i = lane; i < n * n; i += lanes) {
-    const uint p = i / n;
-    const uint q = i % n;
-    largest = max(largest, p < q ? cosine(G[p * n + p], G[q * n + q], G[i], level) : 0.0f);
-  }
-  largest = threadgroup_max(largest, scratch, lane, lanes);
-  if (lane == 0) {
-    worst[pair] = largest;
+  for (uint i = thread_index; i < 4096; i += threads) {
+    W[i] = i / 64 == i % 64 ? 1.0f : 0.0f;
   }
 
-  const uint rounds = largest > tolerance ? uint(sweeps) * (n - 1) : 0;
-  for (uint round = 0; round < rounds; ++round) {
-    for (uint k = lane; k < n / 2; k += lanes) {
-      const uint2 at = round_robin_pair(k, round % (n - 1), n);
-      const float pp = G[at.x * n + at.x];
-      const float qq = G[at.y * n + at.y];
-      const float pq = G[at.x * n + at.y];
-      rotation r = {1.0f, 0.0f, 0.0f};
-      if (cosine(pp, qq, pq, level) > tolerance) {
-        r = jacobi_rotation(pp, qq, pq);
+  float worst = 1.0f;
+  for (long sweep = 0; sweep < sweeps && worst > 0.0f; ++sweep) {
+    float own = 0.0f;
+    for (uint round = 0; round < players - 1; ++round) {
+      // the rows are as the last round left them
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (uint k = simdgroup; k < players / 2; k += simdgroups) {
+        const uint2 pair = round_robin_pair(k, round, players);
+        own = max(own, rotate_rows(X, W, pair, lane, level, tolerance, vectors != 0));
       }
-      // the longer column comes first: a quarter turn more
-      cosines[k] = pp < qq ? r.s : r.c;
-      sines[k] = pp < qq ? -r.c : r.s;
     }
-    // every rotation of the round is known, and G no longer read for them
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint b = lane; b < n / 2 * (n / 2); b += lanes) {
-      const uint k = b / (n / 2);
-      const uint l = b % (n / 2);
-      const uint2 row = round_robin_pair(k, round % (n - 1), n) * n;
-      const uint2 column = round_robin_pair(l, round % (n - 1), n);
-      const float2 p = float2(G[row.x + column.x], G[row.x + column.y]);
-      const float2 q = float2(G[row.y + column.x], G[row.y + column.y]);
-      const float2 x = cosines[k] * p - sines[k] * q;
-      const float2 y = sines[k] * p + cosines[k] * q;
-      G[row.x + column.x] = cosines[l] * x.x - sines[l] * x.y;
-      G[row.x + column.y] = sines[l] * x.x + cosines[l] * x.y;
-      G[row.y + column.x] = cosines[l] * y.x - sines[l] * y.y;
-      G[row.y + column.y] = sines[l] * y.x + cosines[l] * y.y;
+    // in turns of two: the barrier of the next sweep guards this half
+    device T* angles = S + sweep % 2 * 16;
+    if (lane == 0) {
+      angles[simdgroup] = own;
     }
-    for (uint i = lane; i < n / 2 * n; i += lanes) {
-      const uint2 row = round_robin_pair(i / n, round % (n - 1), n) * n + i % n;
-      const float c = cosines[i / n];
-      const float s = sines[i / n];
-      const float p = W[row.x];
-      const float q = W[row.y];
-      W[row.x] = c * p - s * q;
-      W[row.y] = s * p + c * q;
-    }
-    // the next round reads other pairs of G, and the last one all of W
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // every simdgroup's angle is there
+    threadgroup_barrier(mem_flags::mem_device);
+    worst = simd_max(lane < simdgroups ? angles[lane] : 0.0f);
   }
-  for (uint i = lane; i < n * n; i += lanes) {
-    turns[i] = W[i];
-  }
-}
 
-// The columns of U [rows, columns] after the first `known` ones whose norms are more than nothing:
-// the unit row that the columns before leave most of, less what they hold of it, twice. A row of Ut
-// is a column of U; `held` is scratch for `columns` values. One threadgroup per matrix.
-template <typename T>
-kernel void svd_complete(
-    device float* Ut [[buffer(0)]],
-    device const float* norms [[buffer(1)]],
-    device const float* levels [[buffer(2)]],
-    device float* held [[buffer(3)]],
-    constant long& rows [[buffer(4)]],
-    constant long& columns [[buffer(5)]],
-    constant long& known [[buffer(6)]],
-    uint matrix [[threadgroup_position_in_grid]],
-    uint lane [[thread_position_in_threadgroup]],
-    uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float scratch[96];
-  Ut += matrix * rows * columns;
-  norms += matrix * known;
-  held += matrix * columns;
-  long done = 0;
-  while (done < known && norms[done] > levels[matrix]) {
-    ++done;
+  // no one needs the angles any more, and every row is complete
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  for (uint k = simdgroup; k < n; k += simdgroups) {
+    threadgroup float* x = X + k * 64 + lane;
+    const float norm = precise::sqrt(simd_sum(x[0] * x[0] + x[32] * x[32]));
+    x[0] = norm > level ? x[0] / norm : 0.0f;
+    x[32] = norm > level ? x[32] / norm : 0.0f;
+    if (lane == 0) {
+      S[k] = norm;
+    }
   }
-  for (long j = done; j < columns; ++j) {
-    float most = -INFINITY;
-    float best = 0.0f;
-    for (long i = lane; i < rows; i += lanes) {
-      float left = 1.0f;
-      for (long k = 0; k < j; ++k) {
-        left -= Ut[k * rows + i] * Ut[k * rows + i];
-      }
-      best = left > most ? float(i) : best;
-      most = max(most, left);
-    }
-    const float winner = threadgroup_max(most, scratch, lane, lanes);
-    const long row = long(threadgroup_max(most == winner ? best : 0.0f, scratch + 32, lane, lanes));
-    for (long i = lane; i < rows; i += lanes) {
-      float z = i == row ? 1.0f : 0.0f;
-      for (long k = 0; k < j; ++k) {
-        z -= Ut[k * rows + row] * Ut[k * rows + i];
-      }
-      Ut[j * rows + i] = z;
-    }
-    // the new row is read whole
-    threadgroup_barrier(mem_flags::mem_device);
-    for (long k = lane / 32; k < j; k += lanes / 32) {
-      float dot = 0.0f;
-      for (long i = lane % 32; i < rows; i += 32) {
-        dot += Ut[k * rows + i] * Ut[j * rows + i];
-      }
-      dot = simd_sum(dot);
-      if (lane % 32 == 0) {
-        held[k] = dot;
-      }
-    }
-    // every thread needs all of held
-    threadgroup_barrier(mem_flags::mem_device);
-    float norm = 0.0f;
-    for (long i = lane; i < rows; i += lanes) {
-      float z = Ut[j * rows + i];
-      for (long k = 0; k < j; ++k) {
-        z -= held[k] * Ut[k * rows + i];
-      }
-      Ut[j * rows + i] = z;
-      norm += z * z;
-    }
-    norm = precise::sqrt(threadgroup_sum(norm, scratch + 64, lane, lanes));
-    for (long i = lane; i < rows; i += lanes) {
-      Ut[j * rows + i] /= norm;
-    }
+  // every norm is there, and every row of length 1
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  const uint row = thread_index % 64;
+  const float norm = S[min(row, n - 1)];
+  uint place = 0;
+  for (uint k = 0; k < n; ++k) {
+    place += S[k] > norm || (S[k] == norm && k < row) ? 1 : 0;
+  }
+  if (vectors != 0 && simdgroup == 0) {
+    complete_rows(X, S, n, lane, level);
+  }
+  // every row is complete, and the order of S is known
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  const float nan = as_type<float>(0x7fc00000u);
+  if (thread_index < n) {
+    S[place] = finite ? norm * power : nan;
+  }
+  if (thread_index == 0) {
+    info[matrix] = finite ? (worst > 64.0f * tolerance ? 1 : 0) : kNotFinite;
+  }
+  for (uint i = thread_index / 64; vectors != 0 && row < n && i < n; i += threads / 64) {
+    U[(matrix * n + i) * n + place] = finite ? W[row * 64 + i] : nan;
+    V[(matrix * n + i) * n + place] = finite ? X[row * 64 + i] : nan;
   }
 }
 
@@ -359,12 +265,9 @@ kernel void svd_complete(
   template             \
       [[host_name("svd_simdgroup_" #N)]] [[kernel]] decltype(svd_simdgroup<N>) svd_simdgroup<N>;
 
-#define INSTANTIATE_FLOAT(function) \
-  template [[host_name(#function "_float")]] [[kernel]] decltype(function<float>) function<float>;
-
-INSTANTIATE_FLOAT(svd_begin)
-INSTANTIATE_FLOAT(svd_pair)
-INSTANTIATE_FLOAT(svd_complete)
 INSTANTIATE(8)
 INSTANTIATE(16)
 INSTANTIATE(32)
+
+template [[host_name("svd_threadgroup_float")]] [[kernel]]
+decltype(svd_threadgroup<float>) svd_threadgroup<float>;

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._policy import Values
+from metalcore._policy import policy as policy_of
 from metalcore.metal.launch import (
     MSL_TYPE,
     SIMD_WIDTH,
@@ -17,13 +18,20 @@ from metalcore.metal.launch import (
     metal_kernel,
     round_up,
 )
+from metalcore.metal.linalg import qr
 
 FILE = "linalg/svd.metal"
+BLOCKS = "linalg/svd_blocks.metal"
 
-# Columns of a pair of blocks, at most: their Gram matrix and its rotations fill threadgroup memory.
+# Rows of a triangle that fill threadgroup memory, with what turned them.
+_TRIANGLE = 64
+
+# Rows of a pair of blocks, at most: their Gram matrix and its rotations fill threadgroup memory.
 _PAIR = 48
 # The simdgroups of a threadgroup share 16 KiB.
 _SIMDGROUPS = 4
+
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @metal_kernel("svd")
@@ -42,9 +50,7 @@ def plan_svdvals(policy: Values, A: Tensor) -> Planned | None:
     return steps, (S, info)
 
 
-def _decompose(
-    policy: Values, A: Tensor, full: bool, vectors: bool
-) -> tuple[list[Step], tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _decompose(policy: Values, A: Tensor, full: bool, vectors: bool) -> tuple[list[Step], Outputs]:
     """The steps, and U, S, V and info in A's dtype; U and V are scratch without `vectors`."""
     rows, columns = A.shape[-2:]
     K = min(rows, columns)
@@ -65,11 +71,11 @@ def _decompose(
             x.copy_(torch.eye(*x.shape[-2:], device=A.device)) if x.dim() > 1 else x.zero_()
     else:
         x = A.float().contiguous().view(-1, rows, columns)
+        out = U, S, V, info
         if max(rows, columns) <= SIMD_WIDTH:
-            steps.append(_simdgroup(policy, x, (U, S, V, info), vectors))
+            steps.append(_simdgroup(policy, x, out, vectors))
         else:
-            flat_U, flat_V = (y.flatten(0, -3) if y.dim() > 2 else y for y in (U, V))
-            steps += _blocked(policy, x, (flat_U, S.view(-1, K), flat_V, info.view(-1)), vectors)
+            steps += _by_triangle(policy, x, out, full, vectors)
     if A.dtype == torch.float32:
         return steps, (U, S, V, info)
     rounded = [torch.empty_like(y, dtype=A.dtype) for y in (U, S, V)]
@@ -82,9 +88,7 @@ def _tolerance(rows: int) -> float:
     return 1e-7 * max(1.0, math.sqrt(rows) / 8)
 
 
-def _simdgroup(
-    policy: Values, A: Tensor, out: tuple[Tensor, Tensor, Tensor, Tensor], vectors: bool
-) -> Launch:
+def _simdgroup(policy: Values, A: Tensor, out: Outputs, vectors: bool) -> Launch:
     batch, rows, columns = A.shape
     U, S, V, info = out
     N = next(n for n in (8, 16, 32) if max(rows, columns) <= n)
@@ -104,57 +108,86 @@ def _simdgroup(
     )
 
 
-def _blocked(
-    policy: Values, A: Tensor, out: tuple[Tensor, Tensor, Tensor, Tensor], vectors: bool
-) -> list[Step]:
+def _by_triangle(policy: Values, A: Tensor, out: Outputs, full: bool, vectors: bool) -> list[Step]:
+    """Of tall A = Q R (of wide ones: transposed), R = W diag(S) Z^T gives A = (Q W) diag(S) Z^T."""
     batch, rows, columns = A.shape
+    K = min(rows, columns)
     wide = rows < columns
     U, S, V, info = out
-    tall, square = (V, U) if wide else (U, V)
-    M, K = max(rows, columns), min(rows, columns)
+    tall, Z = (V, U) if wide else (U, V)
+    mode = "r" if not vectors else "complete" if full else "reduced"
+    planned = qr.plan(policy_of("qr", "metal"), A.mT if wide else A, mode)
+    assert planned is not None
+    steps, (Q, R) = list(planned[0]), planned[1]
+    if R.shape[1] > K:
+        R, taller = R.new_empty(batch, K, K), R
+        steps.append(Call(R.copy_, (taller[:, :K],)))
+    W = torch.empty_like(R) if vectors else tall
+    parts = W, S, Z, info
+    if K <= SIMD_WIDTH:
+        steps.append(_simdgroup(policy, R, parts, vectors))
+    elif K <= _TRIANGLE:
+        threads = policy["triangle_threads"]
+        args = (R, *parts, K, int(vectors), policy["sweeps"], _tolerance(K))
+        whole = (batch * threads, 1, 1)
+        steps.append(Launch(FILE, "svd_threadgroup", "float", args, whole, (threads, 1, 1)))
+    else:
+        flat = (W, S.view(-1, K), Z.view(-1, K, K) if vectors else Z, info.view(-1))
+        steps += _blocked(policy, R, flat, vectors)
+    if vectors:
+        tall = tall.view(batch, *tall.shape[-2:])
+        steps.append(Call(torch.bmm, (Q[..., :K], W), {"out": tall[..., :K]}))
+        if full:
+            steps.append(Call(tall[..., K:].copy_, (Q[..., K:],)))
+    return steps
+
+
+def _blocked(policy: Values, R: Tensor, out: Outputs, vectors: bool) -> list[Step]:
+    batch, K, _ = R.shape
+    W, S, Z, info = out
     pairs = -(-K // _PAIR)
     block = -(-K // (2 * pairs))
     size, P = 2 * block, 2 * block * pairs
-    length = M + P if vectors else M
-    tolerance = _tolerance(M)
+    length = K + P if vectors else K
+    tolerance = _tolerance(K)
 
-    # Z = [X | V^T]: a row per column of A, padded with zeros
-    Z, Y = (A.new_zeros(batch, P, length) for _ in range(2))
-    gram, turns = (A.new_empty(batch * pairs, size, size) for _ in range(2))
-    worst = A.new_empty(2 * pairs - 1, batch * pairs)
-    powers, levels = (A.new_empty(batch) for _ in range(2))
+    # X = [R | W^T], padded with zeros
+    X, Y = (R.new_zeros(batch, P, length) for _ in range(2))
+    gram, turns = (R.new_empty(batch * pairs, size, size) for _ in range(2))
+    worst = R.new_empty(2 * pairs - 1, batch * pairs)
+    powers, levels = (R.new_empty(batch) for _ in range(2))
     threads = policy["threads"]
     group = (threads, 1, 1)
-    steps: list[Step] = [Call(Z[:, :K, :M].copy_, (A if wide else A.mT,))]
+    steps: list[Step] = [Call(X[:, :K, :K].copy_, (R,))]
     if vectors:
-        steps.append(Call(Z[:, :, M:].diagonal(dim1=1, dim2=2).fill_, (1.0,)))
-    begin = (Z, powers, levels, info, P, M, length, K)
-    steps.append(Launch(FILE, "svd_begin", "float", begin, (batch * threads, 1, 1), group))
+        steps.append(Call(X[:, :, K:].diagonal(dim1=1, dim2=2).fill_, (1.0,)))
+    begin = (X, powers, levels, info, P, K, length)
+    steps.append(Launch(BLOCKS, "svd_begin", "float", begin, (batch * threads, 1, 1), group))
 
-    blocks = Z.view(batch * pairs, size, length)
+    blocks = X.view(batch * pairs, size, length)
     turned = Y.view(batch * pairs, size, length)
-    moves = _tournament(pairs, A.device)
-    for _ in range(policy["sweeps"]):
+    moves = _tournament(pairs, R.device)
+    for _ in range(policy["block_sweeps"]):
         for turn in range(2 * pairs - 1):
-            X = blocks[..., :M]
-            steps.append(Call(torch.bmm, (X, X.mT), {"out": gram}))
+            rows = blocks[..., :K]
+            steps.append(Call(torch.bmm, (rows, rows.mT), {"out": gram}))
             pair = (gram, turns, worst[turn], levels, pairs, size, policy["pair_sweeps"], tolerance)
             grid = (batch * pairs * threads, 1, 1)
-            steps.append(Launch(FILE, "svd_pair", "float", pair, grid, group))
+            steps.append(Launch(BLOCKS, "svd_pair", "float", pair, grid, group))
             steps.append(Call(torch.bmm, (turns, blocks), {"out": turned}))
-            old, new = (z.view(batch, 2 * pairs, block, length) for z in (Y, Z))
+            old, new = (z.view(batch, 2 * pairs, block, length) for z in (Y, X))
             steps.append(Call(torch.index_select, (old, 1, moves[turn]), {"out": new}))
 
-    norms = A.new_zeros(batch, K)
-    Ut = A.new_zeros(batch, tall.shape[-1] if vectors else 1, M)
-    steps.append(Call(_arrange, (Z, powers, worst, 64 * tolerance, norms, Ut, S, square, info)))
+    norms = R.new_zeros(batch, K)
+    Zt = R.new_zeros(batch, K, K)
+    steps.append(Call(_arrange, (X, powers, worst, 64 * tolerance, norms, Zt, S, W, info)))
     if vectors:
-        held = A.new_empty(batch, Ut.shape[1])
-        complete = (Ut, norms, levels, held, M, Ut.shape[1], K)
+        held = R.new_empty(batch, K)
+        complete = (Zt, norms, levels, held, K)
         steps.append(
-            Launch(FILE, "svd_complete", "float", complete, (batch * threads, 1, 1), group)
+            Launch(BLOCKS, "svd_complete", "float", complete, (batch * threads, 1, 1), group)
         )
-        steps.append(Call(_finish, (Ut, info, tall, square)))
+        steps.append(Call(_finish, (Zt, info, Z, W)))
     return steps
 
 
@@ -175,24 +208,23 @@ def _tournament(pairs: int, device: torch.device) -> list[Tensor]:
 
 
 def _arrange(
-    Z: Tensor,
+    X: Tensor,
     powers: Tensor,
     worst: Tensor,
     limit: float,
     norms: Tensor,
-    Ut: Tensor,
+    Zt: Tensor,
     S: Tensor,
-    square: Tensor,
+    W: Tensor,
     info: Tensor,
 ) -> None:
     """Singular values in order, and the vectors that belong to them."""
     batch, K = S.shape
-    M = Ut.shape[2]
-    found = torch.linalg.vector_norm(Z[..., :M], dim=-1)
-    vectors = Z.shape[2] > M
+    found = torch.linalg.vector_norm(X[..., :K], dim=-1)
+    vectors = X.shape[2] > K
     if vectors:
-        # rows that pad Z come after columns of A that are zero
-        padding = Z[..., M + K :].abs().sum(-1) > 0.5
+        # rows that pad X come after rows of R that are zero
+        padding = X[..., 2 * K :].abs().sum(-1) > 0.5
         found = found.masked_fill(padding, -1.0)
     found, order = found.sort(dim=-1, descending=True, stable=True)
     norms.copy_(found[:, :K])
@@ -201,14 +233,14 @@ def _arrange(
     failed = worst.view(-1, batch, worst.shape[1] // batch).amax(dim=(0, 2)) > limit
     info.copy_(torch.where(broken, info, failed.int()))
     if vectors:
-        rows = Z.gather(1, order[:, :K, None].expand(-1, -1, Z.shape[2]))
-        Ut[:, :K].copy_(rows[..., :M] / norms[..., None])
-        V = rows[..., M : M + K].mT
+        rows = X.gather(1, order[:, :K, None].expand(-1, -1, X.shape[2]))
+        Zt.copy_(rows[..., :K] / norms[..., None])
+        V = rows[..., K : 2 * K].mT
         # the roundings of many products have left V a little less than orthogonal
-        square.copy_(1.5 * V - 0.5 * (V @ (V.mT @ V)))
+        W.copy_(1.5 * V - 0.5 * (V @ (V.mT @ V)))
 
 
-def _finish(Ut: Tensor, info: Tensor, tall: Tensor, square: Tensor) -> None:
+def _finish(Zt: Tensor, info: Tensor, Z: Tensor, W: Tensor) -> None:
     broken = (info < 0)[:, None, None]
-    tall.copy_(Ut.mT.masked_fill(broken, math.nan))
-    square.masked_fill_(broken, math.nan)
+    Z.copy_(Zt.mT.masked_fill(broken, math.nan))
+    W.masked_fill_(broken, math.nan)

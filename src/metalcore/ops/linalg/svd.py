@@ -171,6 +171,17 @@ def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(1, 34, 4).to(dtype), True), reduces_over=34)
 
 
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    # rank 1: most of V is to be completed
+    return Example(((torch.randn(1, 33, 1) @ torch.randn(1, 33)).to(dtype), False), reduces_over=33)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example(((torch.randn(1, 65, 1) @ torch.randn(1, 65)).to(dtype), False), reduces_over=65)
+
+
 @_values.example
 def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(5, 9, 6).to(dtype),), reduces_over=9)
