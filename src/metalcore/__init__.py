@@ -67,6 +67,12 @@ from metalcore.patch.accelerate import (  # isort: skip
     accelerate,
     patch_transformers_rmsnorm,
     patch_transformers_rope,
+from metalcore.patch.comfy import is_patched, patch_comfy, unpatch_comfy  # isort: skip
+from metalcore.patch.overrides import (  # isort: skip
+    disable_pytorch_overrides,
+    enable_pytorch_overrides,
+    get_active_overrides,
+    overrides,
 )
 
 __version__ = _version("metalcore")
@@ -107,9 +113,11 @@ __all__ = [
     "cond",
     "cross_entropy",
     "det",
+    "disable_pytorch_overrides",
     "eigh",
     "eigvalsh",
     "embedding_bag",
+    "enable_pytorch_overrides",
     "fused_add_layernorm",
     "fused_add_rmsnorm",
     "fused_attention_bwd",
@@ -119,10 +127,12 @@ __all__ = [
     "gather",
     "geglu",
     "gelu",
+    "get_active_overrides",
     "has_metal_kernels",
     "householder_vector",
     "index_select",
     "inv",
+    "is_patched",
     "jsd",
     "kernel_mapping",
     "kl_div",
@@ -142,6 +152,8 @@ __all__ = [
     "orthogonalize",
     "patch_transformers_rmsnorm",
     "patch_transformers_rope",
+    "overrides",
+    "patch_comfy",
     "pinv",
     "polar",
     "qr",
@@ -164,4 +176,5 @@ __all__ = [
     "trsm",
     "trsm_batched",
     "write_kernel_repository",
+    "unpatch_comfy",
 ]

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""Functions of torch replaced by name, for all threads or for one block, and put back as they were.
+
+A replacement stands where torch looks the function up (`torch.softmax`, `torch._C._nn.silu`), looks
+at its arguments, and calls what it found there for all that it does not take.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.jit import _builtins
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from metalcore._simulate import simulate
+from metalcore._trace import trace
+
+Function = Callable[..., Any]
+
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+"""The classes of tensors that are taken: subclasses have their own idea of a function."""
+
+ABSENT: Any = object()
+"""Stands for an argument that was not given."""
+
+# Compilers take this for a constant and see the call of torch's own function.
+compiling = torch.compiler.is_dynamo_compiling
+
+_DEVICES = frozenset(("cpu", "mps"))
+# gone from torch 2.13 on
+_has_names: Function | None = getattr(Tensor, "has_names", None)
+_transforms = torch._C._are_functorch_transforms_active
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_tracing = torch._C._get_tracing_state
+_autocast = torch._C._is_any_autocast_enabled
+
+# The groups that blocks around the caller hold; None while one of our functions computes, which
+# may itself call torch.
+_held: ContextVar[frozenset[str] | None] = ContextVar("metalcore.patch", default=frozenset())
+
+
+class _Everywhere(NamedTuple):
+    """Who holds which groups for all threads."""
+
+    holders: dict[str, frozenset[str]]
+    groups: frozenset[str]
+
+
+_everywhere = _Everywhere({}, frozenset())
+_blocks: dict[str, int] = {}
+_lock = threading.RLock()
+_kept: list[Function] = []
+
+
+class Place:
+    """An attribute where torch looks a function up, and what takes its place."""
+
+    def __init__(self, group: str, owner: Any, name: str, make: Callable[[Any], Function]) -> None:
+        self.group, self._owner, self._attribute, self._make = group, owner, name, make
+        self._own = name in vars(owner)
+        self._original: Any = None
+        self._replacement: Any = None
+        self._installed = False
+
+    def __str__(self) -> str:
+        module = getattr(self._owner, "__module__", None)
+        prefix = f"{module}." if module else ""
+        return f"{prefix}{self._owner.__name__}.{self._attribute}"
+
+    def install(self) -> None:
+        if self._installed:
+            return
+        current = getattr(self._owner, self._attribute)
+        if current is not self._original:
+            self._original, self._replacement = current, self._dressed(current)
+        setattr(self._owner, self._attribute, self._replacement)
+        self._installed = True
+
+    def restore(self) -> None:
+        # What somebody else put over ours stays: ours passes everything on by now.
+        if getattr(self._owner, self._attribute) is not self._replacement:
+            return
+        if self._own:
+            setattr(self._owner, self._attribute, self._original)
+        else:
+            delattr(self._owner, self._attribute)
+        self._installed = False
+        self._correct_compiler()
+
+    def _correct_compiler(self) -> None:
+        """Dynamo looks up the functions it knows by name, once, and may have met ours."""
+        dynamo = sys.modules.get("torch._dynamo.trace_rules")
+        if dynamo is not None and dynamo.get_torch_obj_rule_map.cache_info().currsize:
+            rules = dynamo.get_torch_obj_rule_map()
+            if self._replacement in rules:
+                rules[self._original] = rules.pop(self._replacement)
+
+    def _dressed(self, original: Any) -> Function:
+        """The replacement, with the name by which pickle, TorchScript and inspect know torch's."""
+        made = self._make(original)
+        made.__module__, _, made.__qualname__ = str(self).rpartition(".")
+        if isinstance(self._owner, type):
+            made.__module__ = self._owner.__module__
+            made.__qualname__ = f"{self._owner.__qualname__}.{self._attribute}"
+        made.__name__, made.__doc__ = self._attribute, original.__doc__
+        made.__wrapped__ = original  # type: ignore[attr-defined]
+        made.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+        builtin = _builtins._find_builtin(original)
+        if builtin is not None:
+            # by its id, which must not become another function's
+            _builtins._register_builtin(made, builtin)
+            _kept.append(made)
+        return made
+
+
+PLACES: dict[str, list[Place]] = {}
+"""The places of each group."""
+
+
+def replaces(group: str, *places: tuple[Any, str]) -> Callable[[Function], Function]:
+    """Attach `make(original) -> replacement` to places of a group."""
+
+    def attach(make: Function) -> Function:
+        for owner, name in places:
+            PLACES.setdefault(group, []).append(Place(group, owner, name, make))
+        return make
+
+    return attach
+
+
+def may_replace(group: str, x: Tensor, *others: Tensor | None) -> bool:
+    """Whether the caller sees the group replaced, and these are plain tensors of one device and
+    dtype that nothing but autograd and our own modes watches."""
+    held = _held.get()
+    if held is None or (group not in held and group not in _everywhere.groups):
+        return False
+    if _transforms() or forward_ad._current_level >= 0 or _jit_tracing() is not None:
+        return False
+    if _function_modes() and not all(
+        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
+    ):
+        return False
+    if _dispatch_modes() and not all(
+        isinstance(mode, (trace, simulate)) for mode in _get_current_dispatch_mode_stack()
+    ):
+        return False
+    device, dtype = x.device, x.dtype
+    if device.type not in _DEVICES or not dtype.is_floating_point:
+        return False
+    if _autocast() and device.type != "cpu" and torch.is_autocast_enabled(device.type):
+        return False
+    return _is_plain(x) and all(t is None or goes_with(x, t) for t in others)
+
+
+def goes_with(x: Tensor, other: Any) -> bool:
+    """Whether `other` is a plain tensor of the device and dtype of x."""
+    return _is_plain(other) and other.dtype is x.dtype and other.device == x.device
+
+
+def _is_plain(x: Any) -> bool:
+    return (
+        type(x) in PLAIN
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not (_has_names is not None and _has_names(x))
+    )
+
+
+def compute(function: Function, *args: Any) -> Any:
+    """Call one of our functions; what it asks of torch is torch's own."""
+    token = _held.set(None)
+    try:
+        return function(*args)
+    finally:
+        _held.reset(token)
+
+
+def hold(holder: str, groups: Collection[str]) -> None:
+    """Replace groups for all threads, in addition to what `holder` holds."""
+    _refuse_in_block(holder)
+    with _lock:
+        _set_holders({**_everywhere.holders, holder: held_everywhere(holder).union(groups)})
+
+
+def release(holder: str, groups: Collection[str]) -> None:
+    """Give up groups that `holder` holds for all threads."""
+    _refuse_in_block(holder)
+    with _lock:
+        _set_holders({**_everywhere.holders, holder: held_everywhere(holder).difference(groups)})
+
+
+def held_everywhere(holder: str) -> frozenset[str]:
+    return _everywhere.holders.get(holder, frozenset())
+
+
+def held_by_blocks() -> frozenset[str]:
+    """What the blocks around the caller hold."""
+    return _held.get() or frozenset()
+
+
+@contextmanager
+def block(groups: Collection[str]) -> Iterator[None]:
+    """Replace groups for the caller's thread (and task) alone."""
+    groups = frozenset(groups)
+    _count(groups, 1)
+    token = _held.set(held_by_blocks() | groups)
+    try:
+        yield
+    finally:
+        _count(groups, -1)
+        _held.reset(token)
+
+
+def _count(groups: frozenset[str], by: int) -> None:
+    with _lock:
+        for group in groups:
+            _blocks[group] = _blocks.get(group, 0) + by
+        _update()
+
+
+def _set_holders(holders: dict[str, frozenset[str]]) -> None:
+    global _everywhere
+    _everywhere = _Everywhere(holders, frozenset[str]().union(*holders.values()))
+    _update()
+
+
+def _update() -> None:
+    for group, places in PLACES.items():
+        wanted = group in _everywhere.groups or _blocks.get(group, 0) > 0
+        for place in places:
+            (place.install if wanted else place.restore)()
+
+
+def _refuse_in_block(holder: str) -> None:
+    if held_by_blocks():
+        raise RuntimeError(
+            f"{holder}: cannot be changed for all threads inside `with metalcore.overrides(...)`, "
+            f"which holds {', '.join(sorted(held_by_blocks()))} here; leave the block first"
+        )
