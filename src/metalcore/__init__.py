@@ -59,21 +59,22 @@ from metalcore.ops.train.soft_cap import soft_cap
 from metalcore.ops.train.softmax import fused_softmax, softmax
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
 from metalcore.optim import MetalAdamW
-from metalcore.patch.kernel_layers import kernel_mapping, write_kernel_repository
-
-from metalcore import metal, nn, optim  # isort: skip  (after the schemas that they implement)
-from metalcore._simulate import simulate  # isort: skip
-from metalcore.patch.accelerate import (  # isort: skip
+from metalcore.patch.accelerate import (
     accelerate,
     patch_transformers_rmsnorm,
     patch_transformers_rope,
-from metalcore.patch.comfy import is_patched, patch_comfy, unpatch_comfy  # isort: skip
-from metalcore.patch.overrides import (  # isort: skip
+)
+from metalcore.patch.comfy import is_patched, patch_comfy, unpatch_comfy
+from metalcore.patch.kernel_layers import kernel_mapping, write_kernel_repository
+from metalcore.patch.overrides import (
     disable_pytorch_overrides,
     enable_pytorch_overrides,
     get_active_overrides,
     overrides,
 )
+
+from metalcore import metal, nn, optim  # isort: skip  (after the schemas that they implement)
+from metalcore._simulate import simulate  # isort: skip
 
 __version__ = _version("metalcore")
 
@@ -150,10 +151,10 @@ __all__ = [
     "nn",
     "optim",
     "orthogonalize",
-    "patch_transformers_rmsnorm",
-    "patch_transformers_rope",
     "overrides",
     "patch_comfy",
+    "patch_transformers_rmsnorm",
+    "patch_transformers_rope",
     "pinv",
     "polar",
     "qr",
@@ -175,6 +176,6 @@ __all__ = [
     "trace",
     "trsm",
     "trsm_batched",
-    "write_kernel_repository",
     "unpatch_comfy",
+    "write_kernel_repository",
 ]

@@ -152,7 +152,7 @@ def left_to_torch(op: str, x: Tensor) -> bool:
         x.is_cpu
         and not _is_compiling()
         and not _transforms()
-        and (not _modes() or _note_torch(op, x))
+        and (not _modes() or note_torch(op, x))
     )
 
 
@@ -161,7 +161,7 @@ def is_eager() -> bool:
     return not (_is_compiling() or _transforms())
 
 
-def _note_torch(op: str, x: Tensor) -> bool:
+def note_torch(op: str, x: Tensor) -> bool:
     """Record that torch is about to compute `op`; its time is not measured.
 
     False where another mode than a trace is active, which wants the op.
