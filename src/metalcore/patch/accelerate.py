@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """accelerate(model): one call that lets a transformers model compute with metalcore."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -116,17 +117,24 @@ def accelerate(
         k for k, wanted in ((norms.RMSNorm, rms_norm), (norms.LayerNorm, layer_norm)) if wanted
     ]
     if kinds:
-        _each(summary, model, "norm", norms.is_candidate, lambda m: _of(norms.recognise(m), kinds))
+        _each(summary, model, "norm", norms.is_candidate, partial(_one_of, kinds, norms.recognise))
     if rope:
         _rope(summary, model)
     if mlp:
-        _each(summary, model, "mlp", mlps.is_candidate, mlps.recognise)
+        of_mlps = partial(_one_of, mlps.KINDS, mlps.recognise)
+        _each(summary, model, "mlp", mlps.is_candidate, of_mlps)
     if loss:
         _loss(summary, model)
     return summary
 
 
-def _of(found: Any, kinds: list[Any]) -> Any:
+def _one_of(
+    kinds: Sequence[type[Swapped]], recognise: Callable[[nn.Module], Any], module: nn.Module
+) -> Any:
+    """What `recognise` says of `module`, None where its kind is not wanted."""
+    if isinstance(module, Swapped):
+        return _ALREADY if module.origin.kind in kinds else None
+    found = recognise(module)
     return found if isinstance(found, str) or found[0] in kinds else None
 
 
@@ -145,7 +153,7 @@ def _each(
             continue
         key = _likeness(module)
         if key not in answers:
-            answers[key] = _ALREADY if isinstance(module, Swapped) else recognise(module)
+            answers[key] = recognise(module)
         answer = answers[key]
         if answer is None:
             continue

@@ -71,7 +71,8 @@ def recognise(model: nn.Module) -> nn.Linear | str | None:
     if head is None or not hasattr(model, "loss_function"):
         return None
     if type(head) is not nn.Linear:
-        return f"the output layer is a {type(head).__name__}, not a torch.nn.Linear"
+        kind = type(head)
+        return f"the output layer is a {kind.__name__} of {kind.__module__}, not of torch.nn"
     if "forward" in vars(head) or "forward" in vars(model):
         return "its forward was replaced already"
     if any(type(p) not in (Tensor, nn.Parameter) for p in head.parameters()):

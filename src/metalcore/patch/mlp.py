@@ -92,6 +92,9 @@ class Experts(Swapped):
         return PRODUCTS[self.origin.how](gate, up)
 
 
+KINDS = (GatedMLP, FusedGatedMLP, PlainMLP, Experts)
+
+
 def _linears(module: nn.Module) -> dict[str, nn.Module]:
     """The parts that are linear layers by their attributes, whoever implements them."""
     return {

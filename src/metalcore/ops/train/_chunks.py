@@ -19,10 +19,12 @@ from metalcore._check import (
     expect_shape,
     shape,
 )
+from metalcore._native import in_huge_pages
 from metalcore._op import accumulate_dtype
 from metalcore._policy import policy
 
-CHUNK_MIB = {b: policy("linear_cross_entropy", b)["chunk_mib"] for b in ("cpu", "metal")}
+_POLICY = {b: policy("linear_cross_entropy", b) for b in ("cpu", "metal")}
+CHUNK_MIB = {b: p["chunk_mib"] for b, p in _POLICY.items()}
 
 # `loss(logits, rows, need_dlogits)` of the tokens in the slice `rows`: the loss, or one per token,
 # and the gradient of the logits, which may take their memory; None where it is not needed.
@@ -56,7 +58,9 @@ def chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
     """Slices of about equal length, such that the logits of each stay within the policy."""
     tokens, classes = hidden.shape[0], weight.shape[0]
     where = "metal" if hidden.device.type == "mps" else "cpu"
-    most = max(1, (CHUNK_MIB[where] << 20) // max(1, classes * hidden.element_size()))
+    row = max(1, classes * hidden.element_size())
+    enough = max(_POLICY[where]["enough_tokens"], (_POLICY[where]["enough_mib"] << 20) // row)
+    most = max(1, min(enough, (CHUNK_MIB[where] << 20) // row))
     count = max(1, -(-tokens // most))
     size = -(-tokens // count)
     return (slice(i, min(tokens, i + size)) for i in range(0, tokens, max(1, size)))
@@ -70,7 +74,8 @@ class Gradients:
     ) -> None:
         self.hidden, self.weight = hidden, weight
         self.dhidden = torch.empty_like(hidden) if wanted[0] else None
-        self.dweight = torch.zeros_like(weight) if wanted[1] else None
+        self.dweight: Tensor | None = None
+        self.need_dweight = wanted[1]
         has_bias = wanted[2] and bias is not None
         self.dbias = weight.new_zeros(weight.shape[0], dtype=accumulate_dtype(weight))
         self.bias_dtype = bias.dtype if has_bias and bias is not None else None
@@ -78,7 +83,10 @@ class Gradients:
     def add(self, rows: slice, dlogits: Tensor) -> None:
         if self.dhidden is not None:
             self.dhidden[rows] = dlogits @ self.weight
-        if self.dweight is not None:
+        if self.need_dweight and self.dweight is None:
+            # the first chunk needs no zeros to add to
+            self.dweight = _product(dlogits.T, self.hidden[rows])
+        elif self.dweight is not None:
             self.dweight.addmm_(dlogits.T, self.hidden[rows])
         if self.bias_dtype is not None:
             self.dbias += dlogits.sum(0, dtype=self.dbias.dtype)
@@ -86,7 +94,16 @@ class Gradients:
     @property
     def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         dbias = None if self.bias_dtype is None else self.dbias.to(self.bias_dtype)
+        if self.need_dweight and self.dweight is None:
+            self.dweight = torch.zeros_like(self.weight)
         return self.dhidden, self.dweight, dbias
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b`, in memory that is quick to touch first."""
+    if torch.compiler.is_compiling():
+        return a @ b
+    return torch.mm(a, b, out=in_huge_pages(a.new_empty(a.shape[0], b.shape[1])))
 
 
 def run(
@@ -102,7 +119,7 @@ def run(
     for rows in chunks(hidden, weight):
         part = hidden[rows]
         if torch.compiler.is_compiling() or memory is None:
-            logits = memory = part @ weight.T
+            logits = memory = _product(part, weight.T)
         else:
             # no chunk is longer than the first one
             logits = torch.mm(part, weight.T, out=memory[: part.shape[0]])
