@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Probes: what a layer computes is found out by asking it, with small weights of our own."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,14 @@ def agrees(op: str, found: Answer, ours: Answer, reduces_over: int) -> bool:
 def ask(question: Callable[[], Any]) -> Any:
     """The answer, without gradients and with numbers that do not disturb the user's; None for a
     layer that cannot answer."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        torch.device("cpu"),
+        warnings.catch_warnings(),
+    ):
+        # of dtypes or shapes that a user of the layer would not mix
+        warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
             return question()
