@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every family: same logits, gradients and text, metalcore in every layer, and all of it undone."""
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -11,13 +10,8 @@ from torch import nn
 
 import metalcore
 from metalcore._accuracy import error
-from metalcore.patch import rotary
 from metalcore.patch.logits import LazyLogits
 from tests.patch.families import FAMILIES, LAYERS, Family, allowed, build, gradients, text
-
-
-def rope_function(model: Any) -> Any:
-    return sys.modules[type(model).__module__].apply_rotary_pos_emb
 
 
 def same_text(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -32,7 +26,7 @@ def same_text(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 def test_a_family_computes_the_same_with_metalcore(family: Family) -> None:
     model, tokens = build(family), text()
     classes = {name: type(m) for name, m in model.named_modules()}
-    function, weights = rope_function(model), dict(model.state_dict(keep_vars=True))
+    weights = dict(model.state_dict(keep_vars=True))
     out, grads = gradients(model, tokens)
     written = same_text(model, tokens)
 
@@ -59,7 +53,6 @@ def test_a_family_computes_the_same_with_metalcore(family: Family) -> None:
 
     summary.undo()
     assert {name: type(m) for name, m in model.named_modules()} == classes
-    assert rope_function(model) is function
     again, again_grads = gradients(model, tokens)
     assert type(again.logits) is torch.Tensor
     assert torch.equal(again.loss, out.loss)
@@ -103,7 +96,6 @@ def test_what_metalcore_does_not_know_is_untouched() -> None:
 
 def test_each_summary_undoes_what_it_did_and_no_more() -> None:
     model, other, tokens = build(), build(), text()
-    function = rope_function(model)
     plain, _ = gradients(model, tokens)
     first = metalcore.accelerate(model, mlp=False)
     second = metalcore.accelerate(model)
@@ -115,23 +107,20 @@ def test_each_summary_undoes_what_it_did_and_no_more() -> None:
     assert not isinstance(model.model.layers[0].mlp, metalcore.patch.swap.Swapped)
     assert isinstance(model.model.norm, metalcore.patch.swap.Swapped)
     first.undo()
-    # the function is one for all models of the module
-    assert rope_function(model) is not function
+    with metalcore.trace() as t:
+        assert torch.equal(gradients(model, tokens)[0].logits, plain.logits)
+    assert not t.records
     third.undo()
-    assert rope_function(model) is function
-    assert torch.equal(gradients(model, tokens)[0].logits, plain.logits)
+    assert not isinstance(other.model.norm, metalcore.patch.swap.Swapped)
 
 
-def test_a_function_that_somebody_replaced_since_is_left_to_them() -> None:
-    model = build()
-    module = sys.modules[type(model).__module__]
-    function = rope_function(model)
-    summary = metalcore.accelerate(model)
-    theirs = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
-    module.apply_rotary_pos_emb = theirs  # type: ignore[attr-defined]
-    summary.undo()
-    assert rope_function(model) is theirs
-    module.apply_rotary_pos_emb = function  # type: ignore[attr-defined]
+def test_another_model_of_the_family_stays_plain() -> None:
+    model, other, tokens = build(), build(), text()
+    plain, _ = gradients(other, tokens)
+    metalcore.accelerate(model)
+    with metalcore.trace() as t:
+        assert torch.equal(gradients(other, tokens)[0].logits, plain.logits)
+    assert not t.records
 
 
 def test_parts_can_be_chosen() -> None:
@@ -143,6 +132,3 @@ def test_parts_can_be_chosen() -> None:
     assert Counter(r.op for r in t.records) == {"rms_norm": 5, "rope": 2}
     with metalcore.accelerate(model, rms_norm=False, rope=False, loss=False) as summary:
         assert {r.layer for r in summary.rows} == {"mlp"}
-    for layer in model.model.layers:
-        for place in rotary.places(layer.self_attn):
-            rotary.release(place, [layer.self_attn])

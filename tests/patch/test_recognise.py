@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore.patch import mlp, norms, rotary
+from metalcore.patch import mlp, norms
 
 N = 24
 
@@ -173,12 +173,11 @@ def _inputs(dtype: torch.dtype = torch.float32, tables: torch.dtype = torch.floa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotary_embedding(dtype: torch.dtype) -> None:
     layer, inputs = Attention(), _inputs(dtype)
-    original = rope
     plain = layer(*inputs)
     with metalcore.accelerate(layer), metalcore.trace() as t:
-        assert rope is not original
         found = layer(*inputs)
-    assert rope is original
+        # other layers of the class stay as they are
+        Attention()(*inputs)
     assert [r.op for r in t.records] == ["rope"]
     for a, b in zip(found, plain, strict=True):
         # tables in float32 make the result float32
@@ -203,11 +202,7 @@ def test_unusual_arguments_of_rotary_embedding_go_to_the_original() -> None:
 
 
 def test_another_rotation_is_left_alone() -> None:
-    (place,) = rotary.places(Backwards())
-    assert rotary.recognise(place) == "computes no rotation that metalcore has"
-    original = backwards
     summary = metalcore.accelerate(Backwards())
-    assert backwards is original
     assert "backwards computes no rotation that metalcore has" in summary.rows[0].left_alone
 
 

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -37,16 +36,12 @@ class Summary:
 
     rows: list[Row] = field(default_factory=list)
     _swapped: list[nn.Module] = field(default_factory=list, repr=False)
-    _held: list[tuple[rotary.Place, list[nn.Module]]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Give the layers their classes, and the modeling modules their functions; a second call
-        does nothing."""
+        """Give the layers their classes again; a second call does nothing."""
         for module in self._swapped:
             restore(module)
-        for place, layers in self._held:
-            rotary.release(place, layers)
-        self._swapped, self._held = [], []
+        self._swapped = []
 
     def count(self, layer: str) -> int:
         """How many layers of a kind (`norm`, `rope`, `mlp`, `loss`) metalcore computes now."""
@@ -97,9 +92,7 @@ def accelerate(
     Args:
         model: a transformers model, or any module; its parts are searched.
         rms_norm, layer_norm: norms become `rms_norm` and `layer_norm`.
-        rope: rotary embedding becomes `apply_rotary_pos_emb`. Its function is replaced in the
-            modeling module, so other models of the family use it too, until every call of
-            `accelerate` that replaced it is undone.
+        rope: rotary embedding becomes `apply_rotary_pos_emb`.
         mlp: products and activations of feed-forward layers become `swiglu`, `geglu`, `gelu`.
         loss: with `labels`, the loss becomes `linear_cross_entropy`, and logits are computed only
             if somebody looks at them.
@@ -117,43 +110,28 @@ def accelerate(
         k for k, wanted in ((norms.RMSNorm, rms_norm), (norms.LayerNorm, layer_norm)) if wanted
     ]
     if kinds:
-        _each(summary, model, "norm", norms.is_candidate, partial(_one_of, kinds, norms.recognise))
+        _each(summary, model, "norm", norms, kinds)
     if rope:
-        _rope(summary, model)
+        _each(summary, model, "rope", rotary, [rotary.Attention])
     if mlp:
-        of_mlps = partial(_one_of, mlps.KINDS, mlps.recognise)
-        _each(summary, model, "mlp", mlps.is_candidate, of_mlps)
+        _each(summary, model, "mlp", mlps, mlps.KINDS)
     if loss:
         _loss(summary, model)
     return summary
 
 
-def _one_of(
-    kinds: Sequence[type[Swapped]], recognise: Callable[[nn.Module], Any], module: nn.Module
-) -> Any:
-    """What `recognise` says of `module`, None where its kind is not wanted."""
-    if isinstance(module, Swapped):
-        return _ALREADY if module.origin.kind in kinds else None
-    found = recognise(module)
-    return found if isinstance(found, str) or found[0] in kinds else None
-
-
 def _each(
-    summary: Summary,
-    model: nn.Module,
-    layer: str,
-    is_candidate: Callable[[nn.Module], bool],
-    recognise: Callable[[nn.Module], Any],
+    summary: Summary, model: nn.Module, layer: str, where: Any, kinds: Sequence[type[Swapped]]
 ) -> None:
-    """Recognise and exchange all layers of a kind; those alike are asked once."""
+    """Exchange the layers that the module `where` recognises; those alike are asked once."""
     answers: dict[Hashable, Any] = {}
     found: dict[tuple[str, str, str], int] = {}
     for module in model.modules():
-        if not is_candidate(module):
+        if not where.is_candidate(module):
             continue
         key = _likeness(module)
         if key not in answers:
-            answers[key] = recognise(module)
+            answers[key] = _one_of(kinds, where.recognise, module)
         answer = answers[key]
         if answer is None:
             continue
@@ -166,6 +144,16 @@ def _each(
             summary._swapped.append(module)
         found[row] = found.get(row, 0) + 1
     summary.rows += [Row(layer, *row[:1], n, *row[1:]) for row, n in found.items()]
+
+
+def _one_of(
+    kinds: Sequence[type[Swapped]], recognise: Callable[[nn.Module], Any], module: nn.Module
+) -> Any:
+    """What `recognise` says of `module`, None where its kind is not wanted."""
+    if isinstance(module, Swapped):
+        return _ALREADY if module.origin.kind in kinds else None
+    found = recognise(module)
+    return found if isinstance(found, str) or found[0] in kinds else None
 
 
 _ALREADY = "it is accelerated already"
@@ -190,30 +178,13 @@ def _describe(kind: type[Swapped], how: Any) -> str:
         return "rms_norm" + (", weight + 1" if how.weight_offset else "")
     if kind is norms.LayerNorm:
         return "layer_norm"
+    if kind is rotary.Attention:
+        return "apply_rotary_pos_emb" + (", interleaved" if how.interleaved else "")
     act: str = how if kind is mlps.Experts else how.act
     if kind is mlps.PlainMLP:
         return act.replace("_", ", ")
     halves = ", one layer for gate and up" if kind is mlps.FusedGatedMLP else ""
     return mlps.OP[act] + (", tanh" if act == "gelu_tanh" else "") + halves
-
-
-def _rope(summary: Summary, model: nn.Module) -> None:
-    found: dict[str, tuple[rotary.Place, list[nn.Module]]] = {}
-    for module in model.modules():
-        for place in rotary.places(module):
-            found.setdefault(place.label, (place, []))[1].append(module)
-    for place, layers in found.values():
-        how = rotary.recognise(place)
-        name = type(layers[0]).__name__
-        if isinstance(how, str):
-            summary.rows.append(Row("rope", name, len(layers), "", f"{place.name} {how}"))
-            continue
-        added = rotary.hold(place, how, layers)
-        summary._held.append((place, added))
-        by = "apply_rotary_pos_emb" + (", interleaved" if how.interleaved else "")
-        held = len(layers) - len(added)
-        summary.rows += [Row("rope", name, len(added), by)] if added else []
-        summary.rows += [Row("rope", name, held, "", _ALREADY)] if held else []
 
 
 def _loss(summary: Summary, model: nn.Module) -> None:

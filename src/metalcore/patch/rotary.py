@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Rotary embedding: the function `f(q, k, cos, sin)` of a modeling module, replaced by ours.
+"""Rotary embedding: the function `f(q, k, cos, sin)` that an attention layer calls, replaced.
 
-Attention looks the function up among the globals of its module, so the replacement counts for all
-models of that module. It stands as long as an attention layer holds it.
+The layer looks it up among the globals of its module. Ours stands in a copy of these, for the
+layers that are accelerated; all others go on with the function of the module.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from types import FunctionType
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,55 +17,58 @@ from torch import Tensor, nn
 from metalcore._check import FLOATS
 from metalcore.ops.train.rope import apply_rotary_pos_emb
 from metalcore.patch.probe import DTYPES, Answer, agrees, ask
+from metalcore.patch.swap import Origin, Swapped
 
 Function = Callable[..., Any]
 
 
 class How(NamedTuple):
-    """The variant of a function: which values are rotated together, whether it uses the first
-    half of the tables for both, whether it passes on what lies past the tables, and whether the
-    results have the dtype of q and k, or the wider one of q and cos."""
+    """The variant of the function called `name`: which values are rotated together, whether it uses
+    the first half of the tables for both, whether it passes on what lies past the tables, and
+    whether the results have the dtype of q and k, or the wider one of q and cos."""
 
+    name: str
     interleaved: bool
     half_tables: bool
     passes_rest: bool
     keeps_dtype: bool
 
 
-class Place(NamedTuple):
-    """A global name of a module."""
+class Attention(Swapped):
+    """The forward of the class, with other globals."""
 
-    module: dict[str, Any]
-    name: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.module['__name__']}.{self.name}"
-
-
-class _Held:
-    """A replaced function and the attention layers that hold the replacement."""
-
-    def __init__(self, place: Place, how: How) -> None:
-        self.how, self.original = how, place.module[place.name]
-        self.ours = _replacement(self.original, how)
-        self.users: WeakSet[nn.Module] = WeakSet()
-
-
-_held: dict[str, _Held] = {}
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        origin: Origin = cls.origin
+        original: Any = origin.base.forward
+        how: How = origin.how
+        names = dict(original.__globals__)
+        names[how.name] = _replacement(names[how.name], how)
+        # compilers look into the module of that name in place of these globals
+        del names["__name__"]
+        forward = FunctionType(
+            original.__code__, names, original.__name__, original.__defaults__, original.__closure__
+        )
+        forward.__kwdefaults__ = original.__kwdefaults__
+        cls.forward = update_wrapper(forward, original)  # type: ignore[attr-defined]
 
 
-def places(module: nn.Module) -> Iterator[Place]:
-    """The global functions of q, k, cos and sin that the forward of `module` calls."""
+_TAKES = ["q", "k", "cos", "sin"]
+
+
+def is_candidate(module: nn.Module) -> bool:
+    return _name(module) is not None
+
+
+def _name(module: nn.Module) -> str | None:
+    """The global function of q, k, cos and sin that the forward of `module` calls."""
     forward: Any = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     for name in code.co_names if code else ():
         value = forward.__globals__.get(name)
         if callable(value) and not isinstance(value, type) and _arguments(value)[:4] == _TAKES:
-            yield Place(forward.__globals__, name)
-
-
-_TAKES = ["q", "k", "cos", "sin"]
+            return str(name)
+    return None
 
 
 def _arguments(function: Any) -> list[str]:
@@ -78,20 +81,28 @@ def _arguments(function: Any) -> list[str]:
         return []
 
 
-def recognise(place: Place) -> How | str:
-    """The variant that computes what the function does, or why there is none."""
-    function = place.module[place.name]
-    if place.label in _held and function is _held[place.label].ours:
-        return _held[place.label].how
+def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
+    """The kind and variant that compute what `module` does, or why there is none."""
+    name, forward = _name(module), type(module).forward
+    assert name is not None
+    if "forward" in vars(module) or not isinstance(forward, FunctionType):
+        return "its forward was replaced already"
+    if hasattr(forward, "__wrapped__"):
+        return "its forward is decorated"
+    how = _variant(name, forward.__globals__[name])
+    return how if isinstance(how, str) else (Attention, how)
+
+
+def _variant(name: str, function: Function) -> How | str:
     whole, part = (ask(partial(_answers, function, rotary)) for rotary in (8, 4))
     for interleaved in (False, True):
         for half_tables in (False, True):
-            how = How(interleaved, half_tables, True, True)
+            how = How(name, interleaved, half_tables, True, True)
             if whole and _agree(how, whole):
                 passes = bool(part) and _agree(how, part)
                 mixed = ask(lambda: function(*_inputs(torch.bfloat16, torch.float32, 8))[0].dtype)
-                return How(interleaved, half_tables, passes, mixed is torch.bfloat16)
-    return "computes no rotation that metalcore has"
+                return how._replace(passes_rest=passes, keeps_dtype=mixed is torch.bfloat16)
+    return f"{name} computes no rotation that metalcore has"
 
 
 def _inputs(dtype: torch.dtype, tables: torch.dtype, rotary: int) -> tuple[Tensor, ...]:
@@ -162,27 +173,3 @@ def _replacement(original: Function, how: How) -> Function:
         return original(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim, **kwargs)
 
     return rotated
-
-
-def hold(place: Place, how: How, layers: list[nn.Module]) -> list[nn.Module]:
-    """Replace the function, or go on doing so, for `layers`; those that did not hold it yet."""
-    entry = _held.get(place.label)
-    if entry is None or place.module[place.name] is not entry.ours:
-        entry = _held[place.label] = _Held(place, how)
-        place.module[place.name] = entry.ours
-    added = [layer for layer in layers if layer not in entry.users]
-    entry.users.update(added)
-    return added
-
-
-def release(place: Place, layers: list[nn.Module]) -> None:
-    """Give the function back to its module when no other layer holds the replacement."""
-    entry = _held.get(place.label)
-    if entry is None:
-        return
-    entry.users.difference_update(layers)
-    if not entry.users:
-        del _held[place.label]
-        # somebody may have put another function there since
-        if place.module[place.name] is entry.ours:
-            place.module[place.name] = entry.original
