@@ -58,6 +58,7 @@ class Bench:
         flops: what must be computed, from the inputs.
         backward: also run the gradients of all inputs that are floating point.
         plot_over: the variable of the sweep that the page plots the ratio against.
+        compiled_at: the point at which `--compile` compares with the peer `torch`, compiled.
     """
 
     op: str
@@ -74,6 +75,7 @@ class Bench:
     backward: bool = False
     plot_over: str | None = None
     kind: str = ""
+    compiled_at: Mapping[str, int] | None = None
 
     @property
     def title(self) -> str:

@@ -24,6 +24,7 @@ from metalcore._report import Bars, Lines, Section, number, page
 from metalcore._report import Table as HtmlTable
 
 from . import __path__ as _folders
+from .compiled import against_compiler
 from .harness import Bench, Row, cases, run_case
 from .limits import WORKING_SETS, Limits, measure
 
@@ -85,6 +86,7 @@ def run(
     html: Path | None = None,
     threads: int | None = None,
     device: str | None = None,
+    compile: bool = False,
 ) -> int:
     """Run benchmarks and report.
 
@@ -94,6 +96,7 @@ def run(
         html: file to write a page with plots to.
         threads: CPU threads to use; default what torch uses.
         device: `cpu` or `mps`; default mps where there is one.
+        compile: also compare with torch.compile, in the end; the compiler takes minutes.
 
     Returns:
         0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing.
@@ -104,6 +107,8 @@ def run(
     except ValueError as problem:
         Console(stderr=True).print(str(problem), style="red", highlight=False)
         return 2
+    if compile:
+        benches += against_compiler(benches)
     if threads is not None:
         torch.set_num_threads(threads)
     device = device or ("mps" if torch.backends.mps.is_available() else "cpu")

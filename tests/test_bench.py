@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from metalcore.bench import harness, run
+from metalcore.bench.compiled import against_compiler
 from metalcore.bench.harness import Bench, Built, run_case
 from metalcore.bench.limits import Limits
 from torch import Tensor
@@ -87,6 +88,29 @@ def test_a_peer_that_is_wrong_missing_or_failing_is_named() -> None:
     assert missing.peer_ms == "not installed: a_package_that_is_not_there"
     assert str(failing.peer_ms).startswith("failed: ")
     assert all(isinstance(row.ms, float) for row in (wrong, missing, failing))
+
+
+def test_torch_compile_is_a_peer_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = _bench(compiled_at={"rows": 5, "n": 12}, kind="wide", backward=True)
+    assert against_compiler([_bench()]) == []
+    (last,) = against_compiler([_bench(), bench])
+    assert last.title == "train/rms_norm (wide, compiler, forward+backward)"
+    # another compiler, which takes no time, and then none
+    from torch._inductor import cpp_builder
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **o: compiled(f, backend="aot_eager", **o))
+    (row,) = _rows(last)
+    assert (row.peer, row.shape) == ("torch.compile", "5x12")
+    assert isinstance(row.peer_ms, float)
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("a-compiler-that-is-not-there",))
+    cpp_builder.cpp_compiler_search.cache_clear()
+    (row,) = _rows(last)
+    cpp_builder.cpp_compiler_search.cache_clear()
+    assert row.peer_ms == (
+        "failed: torch.compile needs a C++ compiler; install g++ or name one in CXX"
+    )
+    assert isinstance(row.ms, float)
 
 
 def test_every_benchmark_is_found_and_selected() -> None:

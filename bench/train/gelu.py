@@ -18,6 +18,7 @@ def _inputs(rows: int, n: int, dtype: torch.dtype) -> tuple[Tensor]:
 BENCHES = tuple(
     Bench(
         op="train/gelu",
+        kind="" if kind == "none" else kind,
         run=partial(metalcore.gelu, approximate=kind),
         peers={"torch": partial(torch.nn.functional.gelu, approximate=kind)},
         inputs=_inputs,
@@ -28,6 +29,7 @@ BENCHES = tuple(
         # forward: one in, one out; backward: two in, one out
         bytes_moved=lambda x, *_, passes=passes: passes * nbytes(x),
         backward=backward,
+        compiled_at={"rows": 1024, "n": 4096},
     )
     for kind in ("none", "tanh")
     for backward, passes in ((False, 2), (True, 5))

@@ -37,6 +37,7 @@ BENCHES = tuple(
             xs * nbytes(x) + weights * nbytes(weight)
         ),
         backward=backward,
+        compiled_at={"rows": 1024, "n": 4096},
     )
     for backward, xs, weights in ((False, 2, 2), (True, 5, 5))
 )

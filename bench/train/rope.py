@@ -57,5 +57,6 @@ BENCHES = (
         truth=_truth,
         reduces_over=lambda *inputs: 2,
         bytes_moved=lambda q, k, cos, sin: 2 * nbytes(q, k) + nbytes(cos, sin),
+        compiled_at={"heads": 32, "length": 2048, "size": 128},
     ),
 )

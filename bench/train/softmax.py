@@ -30,6 +30,7 @@ BENCHES = tuple(
         # forward: one in, one out; backward: two in, one out
         bytes_moved=lambda x, passes=passes: passes * nbytes(x),
         backward=backward,
+        compiled_at={"rows": 1024, "n": 4096},
     )
     for backward, passes in ((False, 2), (True, 5))
 )

@@ -72,6 +72,7 @@ def bench(
     html_file: Annotated[Path | None, typer.Option("--html", help="Write a page here.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     sim: Annotated[bool, typer.Option(help="Count what the Metal kernels move.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Also time torch.compile.")] = False,
 ) -> None:
     """Time ops side by side with their peers, after checking that both are right."""
     from metalcore.bench import counters
@@ -85,7 +86,7 @@ def bench(
             raise typer.BadParameter(str(error)) from error
         raise typer.Exit(counters.run(benches, json_file))
     restart_where_bfloat16_is_broken()
-    raise typer.Exit(run(ops or [], json_file, html_file, threads))
+    raise typer.Exit(run(ops or [], json_file, html_file, threads, compile=compile))
 
 
 @app.command()
