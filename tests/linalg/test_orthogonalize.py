@@ -8,6 +8,7 @@ from torch import Tensor
 import metalcore
 from metalcore._accuracy import error, tolerance
 from tests.backends import Backend
+from tests.check import check_op, check_registration
 from tests.linalg.inputs import MATRICES
 
 METHODS = ("auto", "householder", "tsqr", "cholesky", "polar")
@@ -61,13 +62,46 @@ def test_cholesky_is_orthonormal_to_the_last_digit_at_condition_1e8() -> None:
     assert torch.linalg.matrix_norm(Q.mT @ Q - torch.eye(60), 2) <= 1e-7
 
 
+@pytest.mark.parametrize("size", [(2, 3, 5, 1), (2, 40, 17), (1, 1100, 3), (70, 33), (0, 4, 2)])
+def test_cholesky_matches_reference(backend: Backend, size: tuple[int, ...]) -> None:
+    for dtype in backend.dtypes:
+        A = backend.randn(*size) + 3 * torch.eye(*size[-2:], device=backend.device)
+        check_op(backend, "orthogonalize", (A.to(dtype),), reduces_over=size[-2])
+
+
+def test_cholesky_registration() -> None:
+    check_registration("orthogonalize", (torch.randn(2, 5, 3) + 3 * torch.eye(5, 3),))
+
+
+@pytest.mark.parametrize("size", [(40, 12), (33, 33), (300, 4)], ids=str)
+def test_cholesky_on_metal_takes_every_hard_matrix(size: tuple[int, int]) -> None:
+    A = torch.stack([make(*size) for make in MATRICES.values()]).float()
+    with metalcore.simulate():
+        Q = metalcore.orthogonalize(A, "cholesky").double()
+    off = torch.linalg.matrix_norm(Q.mT @ Q - torch.eye(size[1]), 2)
+    left = torch.linalg.vector_norm(A - Q @ (Q.mT @ A.double()), dim=-2)
+    left = left / torch.linalg.vector_norm(A.double(), dim=-2).clamp_min(1e-40)
+    for name, a, b in zip(MATRICES, off.tolist(), left.amax(-1).tolist(), strict=True):
+        assert a <= 1e-7, name
+        assert b <= 1e-6, name
+
+
+def test_cholesky_on_metal_does_not_hide_what_it_cannot_do() -> None:
+    torch.manual_seed(0)
+    A = torch.stack([MATRICES["triangular"](200, 200), MATRICES["random"](200, 200)]).float()
+    with metalcore.simulate(checks="none"):
+        Q = metalcore.orthogonalize(A, "cholesky")
+    assert Q[0].isnan().any()
+    assert _off(Q[1]) <= 1e-6
+
+
 def test_cholesky_replaces_only_what_failed() -> None:
     A = torch.randn(3, 30, 8)
     A[1, :, 5] = A[1, :, 2]
     Q = metalcore.orthogonalize(A, "cholesky")
     assert _off(Q) <= tolerance("qr", torch.float32, 30)
     assert torch.equal(Q[0], metalcore.orthogonalize(A[0], "cholesky"))
-    assert torch.equal(Q[1], metalcore.orthogonalize(A[1:2], "householder")[0])
+    assert torch.equal(Q[1].abs(), torch.linalg.qr(A[1])[0].abs())
 
 
 def test_polar_is_the_nearest_orthonormal_matrix(backend: Backend) -> None:
@@ -78,6 +112,31 @@ def test_polar_is_the_nearest_orthonormal_matrix(backend: Backend) -> None:
             U = metalcore.polar(A)
             assert U.dtype == dtype
             assert error(U, W @ Vh) <= tolerance("qr", dtype, max(size))
+
+
+@pytest.mark.parametrize("size", [(33, 9), (66, 66), (65, 80)], ids=str)
+def test_polar_in_a_fixed_number_of_steps(size: tuple[int, int]) -> None:
+    A = torch.stack([make(*size) for make in MATRICES.values()]).float()
+    with metalcore.simulate(checks="none"):
+        U = metalcore.polar(A).double()
+    tall, D = (U, A.double()) if size[0] >= size[1] else (U.mT, A.mT.double())
+    off = torch.linalg.matrix_norm(tall.mT @ tall - torch.eye(min(size)), 2)
+    H = tall.mT @ D
+    skew = torch.linalg.matrix_norm(H - H.mT) / torch.linalg.matrix_norm(D).clamp_min(1e-40)
+    for name, a, b in zip(MATRICES, off.tolist(), skew.tolist(), strict=True):
+        assert max(a, b) <= 1e-6 * max(size) ** 0.5, name
+
+
+def test_polar_compiles_and_maps() -> None:
+    compiled = torch.compile(metalcore.polar, fullgraph=True, backend="eager")
+    for size in ((3, 9, 5), (2, 70, 66)):
+        A = torch.randn(size)
+        truth = metalcore.polar(A.double())
+        for U in (compiled(A), torch.func.vmap(metalcore.polar)(A)):
+            assert error(U, truth) <= tolerance("qr", torch.float32, max(size)), size
+    A = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(metalcore.polar(A).sum(), A)
+    torch.testing.assert_close(torch.func.grad(lambda a: metalcore.polar(a).sum())(A), found)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])

@@ -176,19 +176,10 @@ kernel void solve_threadgroup(
   }
 }
 
-// The sum of two floats without error is high + low.
-struct two_floats {
-  float high;
-  float low;
-};
+// here, because products above may be contracted
+#include "float_pairs.h"
 
-inline two_floats two_sum(float x, float y) {
-#pragma METAL fp contract(off)
-  const float sum = x + y;
-  const float of_y = sum - x;
-  return {sum, (x - (sum - of_y)) + (y - of_y)};
-}
-
+// R = B - A X, summed up in pairs of floats: one thread per value.
 template <typename T>
 kernel void solve_residual(
     device const T* A [[buffer(0)]],
@@ -199,7 +190,6 @@ kernel void solve_residual(
     constant long& k [[buffer(5)]],
     constant long& values [[buffer(6)]],
     uint thread_index [[thread_position_in_grid]]) {
-#pragma METAL fp contract(off)
   const long e = thread_index;
   if (e >= values) {
     return;
@@ -208,10 +198,7 @@ kernel void solve_residual(
   device const T* x = X + e / (n * k) * (n * k) + e % k;
   two_floats sum = {B[e], 0.0f};
   for (long i = 0; i < n; ++i) {
-    const float product = -a[i] * x[i * k];
-    const float rest = fma(-a[i], x[i * k], -product);
-    const two_floats next = two_sum(sum.high, product);
-    sum = {next.high, sum.low + (next.low + rest)};
+    sum = accumulated(sum, -a[i], x[i * k]);
   }
   R[e] = sum.high + sum.low;
 }

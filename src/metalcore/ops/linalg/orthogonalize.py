@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_one_of
-from metalcore._op import accumulate
+from metalcore._op import Example, Op, accumulate
 from metalcore._trace import is_eager, left_to_torch
-from metalcore.ops.linalg.qr import qr, torch_is_ahead
+from metalcore.ops.linalg.qr import qr, square_gradient, torch_is_ahead
+from metalcore.ops.linalg.svd import svd
 
 # Rows of a block of TSQR, at least.
 _BLOCK_ROWS = 256
@@ -27,6 +28,13 @@ _EXPRESS = (
 )
 _LAST = (1.875, -1.25, 0.375)
 _MOST_STEPS = 60
+# How often to repeat the third step so that singular values down to 2e-13 (float64: 1e-21) of the
+# norm end up at 1, which further steps do not change.
+_REPEATS = {torch.float32: 17, torch.float64: 30}
+# Columns up to which the SVD is one kernel, and less than all these steps.
+_SVD_UP_TO = 64
+
+_by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True)
 
 
 def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
@@ -37,7 +45,8 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     Args:
         A: [..., M, N], of any shape.
         method: "householder"; "tsqr", QR of blocks of rows, then of their R: for M >> N;
-            "cholesky", twice from the float64 Gram matrix, with Householder where that fails: Q is
+            "cholesky", from the Gram matrix in float64, with Householder where that fails, or in
+            pairs of float32 on GPUs, with NaN where that fails, far above condition 1e8: Q is
             orthonormal to 1e-7; "polar", the nearest orthonormal matrix, see `polar`; "auto",
             the faster one of the first two.
 
@@ -59,7 +68,7 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
         return orthogonalize(A.mT, method).mT
     if method == "auto":
         # blocks give a GPU's threads work at once; LAPACK needs none (0.6x for 100000 x 10)
-        slender = A.device.type != "cpu" and A.shape[-2] >= 16 * max(_BLOCK_ROWS, 4 * A.shape[-1])
+        slender = not A.is_cpu and A.shape[-2] >= 16 * max(_BLOCK_ROWS, 4 * A.shape[-1])
         method = "tsqr" if slender else "householder"
     return _METHODS[method](accumulate(A)).to(A.dtype)
 
@@ -103,33 +112,49 @@ def _tsqr(A: Tensor) -> Tensor:
     return joined.flatten(-3, -2)[..., :m, :]
 
 
-def _cholesky(A: Tensor) -> Tensor:
-    recorded = torch.is_grad_enabled() and A.requires_grad
-    if recorded or A.device.type != "cpu" or A.numel() == 0 or not is_eager():
-        return _householder(A)
-    once, first = _divide_by_factor(A.double())
-    Q64, second = _divide_by_factor(once)
-    off = (Q64.mT @ Q64 - torch.eye(A.shape[-1], dtype=torch.float64)).abs().amax((-2, -1))
-    allowed = max(torch.finfo(A.dtype).eps / 16, 2e-15 * A.shape[-1] ** 0.5)
-    right = (first == 0) & (second == 0) & (off <= allowed)
-    Q = Q64.to(A.dtype)
-    if not right.all():
-        Q[~right] = _householder(A[~right])
-    return Q
+@_by_cholesky.reference
+def _(A: Tensor) -> Tensor:
+    """Q of A = Q R with a positive diagonal of R; A is not wide."""
+    Q, R = torch.linalg.qr(accumulate(A))
+    signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    signed: Tensor = Q * signs[..., None, :].to(Q)
+    return signed.to(A.dtype).contiguous()
 
 
-def _divide_by_factor(A: Tensor) -> tuple[Tensor, Tensor]:
-    """A R^-1 with R^T R = A^T A, and the info of the Cholesky factorization."""
-    L, info = torch.linalg.cholesky_ex(A.mT @ A)
-    return torch.linalg.solve_triangular(L.mT, A, upper=True, left=False), info
+@_by_cholesky.example
+def _(dtype: torch.dtype) -> Example:
+    A = torch.randn(2, 45, 20) + 3 * torch.eye(45, 20)
+    return Example((A.to(dtype),), reduces_over=45)
+
+
+@_by_cholesky.example
+def _(dtype: torch.dtype) -> Example:
+    A = torch.randn(1, 70, 35) + 3 * torch.eye(70, 35)
+    return Example((A.to(dtype),), reduces_over=70)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+@_by_cholesky.gradient(save=_save)
+def _(ctx: Any, dQ: Tensor) -> Tensor:
+    A, Q, dQ = (accumulate(x) for x in (*ctx.saved_tensors, dQ))
+    R = (Q.mT @ A).triu()
+    dA = square_gradient(Q, R, dQ, torch.zeros_like(R))
+    return dA.to(ctx.saved_tensors[0].dtype)
 
 
 class _Polar(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, A: Tensor) -> Tensor:
-        U = _polar_factor(A)
-        ctx.save_for_backward(A, U)
-        return U
+    def forward(A: Tensor) -> Tensor:
+        return _polar_factor(A)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, dU: Tensor) -> Tensor:
@@ -147,27 +172,71 @@ def _symmetric(A: Tensor) -> Tensor:
 
 
 def _polar_factor(A: Tensor) -> Tensor:
-    """Of tall A: the factor of its R, by products alone, and back by Q. SVD where that leaves a
-    singular value behind, as for rank-deficient A."""
     if A.numel() == 0:
         return A.clone()
+    # the simulator is for what runs on a GPU
+    if A.is_cpu and is_eager() and not torch._C._len_torch_dispatch_stack():
+        return _polar_to_tolerance(A)
+    if A.shape[-1] <= _SVD_UP_TO:
+        W, _, V, _ = svd(A, check=False)
+        U: Tensor = W @ V.mT
+        return U
+    return _polar_in_all_steps(A)
+
+
+def _triangle(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Q R = A but for a factor: products alone find the polar factor of R, and Q that of A."""
     largest = A.abs().amax((-2, -1), keepdim=True)
     # a zero matrix stays one
-    scaled = A / torch.where(largest == 0, 1.0, largest)
-    Q, R = qr(scaled)
+    return qr(A / torch.where(largest == 0, 1.0, largest))
+
+
+def _step(X: Tensor, G: Tensor, coefficients: tuple[float, float, float], damped: float) -> Tensor:
+    """`damped`: against singular values that rounding lifts above 1."""
+    a, b, c = coefficients
+    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+    return X @ (a / damped * eye + b / damped**3 * G + c / damped**5 * (G @ G))
+
+
+def _noise(X: Tensor) -> Tensor:
+    """Values in -1 to 1, the same for each size, by the finaliser of MurmurHash3."""
+    n = X.shape[-1]
+    bits = torch.arange(1, n * n + 1, device=X.device)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
+    return ((bits ^ (bits >> 16)).to(X.dtype) / 2**31 - 1).view(n, n)
+
+
+def _polar_in_all_steps(A: Tensor) -> Tensor:
+    """With as many steps as any matrix needs, so that nothing waits for the device."""
+    Q, R = _triangle(A)
+    # noise of the size of rounding: singular values that are zero would stay behind
+    size = torch.linalg.matrix_norm(R, keepdim=True).clamp_min(1.0)
+    X = R + torch.finfo(A.dtype).eps / R.shape[-1] ** 0.5 * size * _noise(R)
+    X = X / (1.01 * torch.linalg.matrix_norm(X, keepdim=True))
+    repeats = [_EXPRESS[2]] * (_REPEATS[A.dtype] - 1)
+    for coefficients in (*_EXPRESS[:2], *repeats, *_EXPRESS[2:]):
+        X = _step(X, X.mT @ X, coefficients, 1.01)
+    for _ in range(3):
+        X = _step(X, X.mT @ X, _LAST, 1.0)
+    U: Tensor = Q @ X
+    return U
+
+
+def _polar_to_tolerance(A: Tensor) -> Tensor:
+    """With as many steps as A needs, and the SVD where they leave a singular value behind."""
+    Q, R = _triangle(A)
     X = R / (1.01 * torch.linalg.matrix_norm(R, keepdim=True)).clamp_min(1e-30)
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     allowed = 4 * torch.finfo(A.dtype).eps * A.shape[-1] ** 0.5
     off = torch.full(A.shape[:-2], torch.inf, dtype=A.dtype, device=A.device)
     for step in range(_MOST_STEPS):
-        a, b, c = _EXPRESS[step] if step < len(_EXPRESS) else _LAST
-        # against singular values that rounding lifts above 1
-        damped = 1.01 if step < len(_EXPRESS) else 1.0
         G = X.mT @ X
         off = torch.linalg.matrix_norm(G - eye)
         if step > len(_EXPRESS) and bool((off <= allowed).all()):
             break
-        X = X @ (a / damped * eye + b / damped**3 * G + c / damped**5 * (G @ G))
+        early = step < len(_EXPRESS)
+        X = _step(X, G, _EXPRESS[step] if early else _LAST, 1.01 if early else 1.0)
     left = ~(off <= allowed)
     if left.any():
         W, _, Vh = torch.linalg.svd(R[left].nan_to_num(), full_matrices=False)
@@ -179,6 +248,6 @@ def _polar_factor(A: Tensor) -> Tensor:
 _METHODS: dict[str, Callable[[Tensor], Tensor]] = {
     "householder": _householder,
     "tsqr": _tsqr,
-    "cholesky": _cholesky,
+    "cholesky": _by_cholesky,
     "polar": polar,
 }

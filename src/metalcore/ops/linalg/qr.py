@@ -108,16 +108,16 @@ def _(ctx: Any, dQ: Tensor, dR: Tensor) -> Any:
     m, n = A.shape[-2:]
     A, Q, R, dQ, dR = (accumulate(x) for x in (A, Q, R, dQ, dR))
     if m >= n:
-        dA = _square_gradient(Q, R, dQ, dR)
+        dA = square_gradient(Q, R, dQ, dR)
     else:
         # A = [X Y] with X = Q U square, and R = [U Q^T Y]
         dU, dV = dR[..., :m], dR[..., m:]
-        dX = _square_gradient(Q, R[..., :m], dQ + A[..., m:] @ dV.mT, dU)
+        dX = square_gradient(Q, R[..., :m], dQ + A[..., m:] @ dV.mT, dU)
         dA = torch.cat([dX, Q @ dV], -1)
     return dA.to(ctx.saved_tensors[0].dtype), None
 
 
-def _square_gradient(Q: Tensor, R: Tensor, dQ: Tensor, dR: Tensor) -> Tensor:
+def square_gradient(Q: Tensor, R: Tensor, dQ: Tensor, dR: Tensor) -> Tensor:
     """(dQ + Q sym(M)) R^-T with M = triu(dR R^T - Q^T dQ), sym(M) = M + M^T - diag(M)."""
     M = (dR @ R.mT - Q.mT @ dQ).triu()
     inner = dQ + Q @ (M + M.triu(1).mT)

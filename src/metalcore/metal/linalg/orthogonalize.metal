@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+// Orthonormal rows of W [K, M], K <= M: W = L^-1 W with L L^T = W W^T, again and again. Products,
+// factors and quotients are pairs of floats: with rounded ones, what is small in W would be lost. A
+// pass takes six digits off the condition; rows that are zero are replaced by random ones.
+//
+// orthogonalize_gram: parts of W W^T, each over some columns of W. orthogonalize_factor: 32 columns
+// of L. orthogonalize_divide: L^-1 W. orthogonalize_excess: what is left of W W^T - I.
+
+#include "float_pairs.h"
+
+// the square of the sine of an angle between a row and those before it, at least: smaller ones are
+// lost in the roundings of W W^T
+constant float kFloor = 0x1p-40f;
+// the square of the length of a row of which roundings alone are left; whole rows have 1 or more
+constant float kZero = 0x1p-80f;
+// more than this is left of W W^T - I only where the condition is too large for all passes
+constant float kFar = 0x1p-8f;
+
+// Entry (i, j) of W W^T, the sum of its parts.
+inline two_floats gram_entry(device const float* parts, long count, long K, long i, long j) {
+  two_floats sum = {0.0f, 0.0f};
+  for (long part = 0; part < count; ++part) {
+    const long at = part * 2 * K * K + i * K + j;
+    sum = added(sum, {parts[at], parts[at + K * K]});
+  }
+  return sum;
+}
+
+// A tile of 16 x 16 entries on or below the diagonal, over `share` columns of W: one threadgroup.
+// The high and the low parts of all entries follow each other.
+template <int TILE>
+kernel void orthogonalize_gram(
+    device const float* W [[buffer(0)]],
+    device float* parts [[buffer(1)]],
+    constant long& K [[buffer(2)]],
+    constant long& M [[buffer(3)]],
+    constant long& share [[buffer(4)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint3 position [[thread_position_in_threadgroup]]) {
+  threadgroup float rows[528];
+  threadgroup float columns[528];
+  // tile t of the triangle, by rows
+  long top = 0;
+  while ((top + 1) * (top + 2) / 2 <= long(group.x)) {
+    ++top;
+  }
+  const long left = long(group.x) - top * (top + 1) / 2;
+  const uint thread_index = position.x;
+  const uint i = thread_index / TILE;
+  const uint j = thread_index % TILE;
+  const long begin = group.y * share;
+  const long end = min(M, begin + share);
+  W += group.z * K * M;
+  two_floats sum = {0.0f, 0.0f};
+  for (long first = begin; first < end; first += 32) {
+    // the tiles before are read
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = thread_index; e < TILE * 32; e += TILE * TILE) {
+      const long m = first + e % 32;
+      const long row = top * TILE + e / 32;
+      const long column = left * TILE + e / 32;
+      rows[e / 32 * 33 + e % 32] = row < K && m < end ? W[row * M + m] : 0.0f;
+      columns[e / 32 * 33 + e % 32] = column < K && m < end ? W[column * M + m] : 0.0f;
+    }
+    // both tiles are there
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint m = 0; m < 32; ++m) {
+      sum = accumulated(sum, rows[i * 33 + m], columns[j * 33 + m]);
+    }
+  }
+  sum = normalised(sum);
+  const long row = top * TILE + i;
+  const long column = left * TILE + j;
+  if (row < K && column < K) {
+    const long at = (group.z * groups.y + group.y) * 2 * K * K + row * K + column;
+    parts[at] = sum.high;
+    parts[at + K * K] = sum.low;
+  }
+}
+
+inline two_floats get(threadgroup const float* high, threadgroup const float* low, uint i) {
+  return {high[i], low[i]};
+}
+
+inline void put(threadgroup float* high, threadgroup float* low, uint i, two_floats x) {
+  high[i] = x.high;
+  low[i] = x.low;
+}
+
+// Columns first.. of L, 32 of them, from those before: a threadgroup takes the rows of the diagonal
+// block and 32 of those below, of which it writes its own.
+template <int BLOCK>
+kernel void orthogonalize_factor(
+    device const float* parts [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device float* low [[buffer(2)]],
+    device int* zeros [[buffer(3)]],
+    constant long& count [[buffer(4)]],
+    constant long& K [[buffer(5)]],
+    constant long& first [[buffer(6)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint2 position [[thread_position_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float c[2112];
+  threadgroup float c_low[2112];
+  threadgroup float lengths[32];
+  const uint thread_index = position.x;
+  parts += group.y * count * 2 * K * K;
+  L += group.y * K * K;
+  low += group.y * K * K;
+  zeros += group.y * K;
+  const long below = first + (group.x + 1) * BLOCK;
+  const uint width = uint(min(long(BLOCK), K - first));
+  const uint height = BLOCK + uint(clamp(K - below, 0l, long(BLOCK)));
+  for (uint e = thread_index; e < height * BLOCK; e += threads.x) {
+    const uint r = e / BLOCK;
+    const long row = r < BLOCK ? first + r : below + r - BLOCK;
+    const long column = first + e % BLOCK;
+    two_floats x = {0.0f, 0.0f};
+    if (row < K && column <= row && column < K) {
+      x = gram_entry(parts, count, K, row, column);
+      if (row == column) {
+        lengths[r] = x.high;
+      }
+      for (long k = 0; k < first; ++k) {
+        const two_floats y = {L[row * K + k], low[row * K + k]};
+        x = less_product(x, y, {L[column * K + k], low[column * K + k]});
+      }
+    }
+    put(c, c_low, r * 33 + e % BLOCK, x);
+  }
+  for (uint k = 0; k < width; ++k) {
+    // column k is as the step before left it
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const two_floats pivot = get(c, c_low, k * 33 + k);
+    const two_floats floor = {kFloor * lengths[k], 0.0f};
+    const two_floats one = {1.0f, 0.0f};
+    const bool zero = lengths[k] < kZero;
+    // later rows keep what they have of a row that is not known well
+    const bool lost = pivot.high < floor.high || zero;
+    const two_floats diagonal = zero ? one : root(lost ? floor : pivot);
+    // every thread has the pivot
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint r = k + thread_index; r < height; r += threads.x) {
+      const two_floats none = {0.0f, 0.0f};
+      const two_floats x = lost ? none : divided(get(c, c_low, r * 33 + k), diagonal);
+      put(c, c_low, r * 33 + k, r == k ? diagonal : x);
+    }
+    if (thread_index == 0 && group.x == 0) {
+      zeros[first + k] = zero ? 1 : 0;
+    }
+    // column k is that of L
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = thread_index; e < height * BLOCK; e += threads.x) {
+      const uint r = e / BLOCK;
+      const uint j = e % BLOCK;
+      if (j > k && j < width && r >= j) {
+        const two_floats left = get(c, c_low, r * 33 + k);
+        const two_floats right = get(c, c_low, j * 33 + k);
+        put(c, c_low, r * 33 + j, less_product(get(c, c_low, r * 33 + j), left, right));
+      }
+    }
+  }
+  for (uint e = thread_index; e < height * BLOCK; e += threads.x) {
+    const uint r = e / BLOCK;
+    const long row = r < BLOCK ? first + r : below + r - BLOCK;
+    const long column = first + e % BLOCK;
+    if ((r >= BLOCK || group.x == 0) && row < K && column <= row && column < K) {
+      L[row * K + column] = c[r * 33 + e % BLOCK];
+      low[row * K + column] = c_low[r * 33 + e % BLOCK];
+    }
+  }
+}
+
+// A value in -1 to 1 for each index: the finaliser of MurmurHash3.
+inline float random_value(uint index) {
+  uint bits = index + 1;
+  bits = (bits ^ (bits >> 16)) * 0x85ebca6bu;
+  bits = (bits ^ (bits >> 13)) * 0xc2b2ae35u;
+  bits ^= bits >> 16;
+  return float(int(bits)) * 0x1p-31f;
+}
+
+// W = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of it
+// at a time in registers. `W_low` has the low parts of those before.
+template <int ROWS>
+kernel void orthogonalize_divide(
+    device float* W [[buffer(0)]],
+    device float* W_low [[buffer(1)]],
+    device const float* L [[buffer(2)]],
+    device const float* low [[buffer(3)]],
+    device const int* zeros [[buffer(4)]],
+    constant long& K [[buffer(5)]],
+    constant long& M [[buffer(6)]],
+    uint2 position [[thread_position_in_grid]]) {
+  const long m = position.x;
+  if (m >= M) {
+    return;
+  }
+  W += position.y * K * M + m;
+  W_low += position.y * K * M + m;
+  L += position.y * K * K;
+  low += position.y * K * K;
+  zeros += position.y * K;
+  for (long first = 0; first < K; first += ROWS) {
+    const int rows = int(min(K - first, long(ROWS)));
+    two_floats x[ROWS];
+    for (int i = 0; i < ROWS; ++i) {
+      x[i] = {i < rows ? W[(first + i) * M] : 0.0f, 0.0f};
+    }
+    for (long k = 0; k < first; ++k) {
+      const two_floats y = {W[k * M], W_low[k * M]};
+      for (int i = 0; i < ROWS; ++i) {
+        const long at = (first + min(i, rows - 1)) * K + k;
+        x[i] = less_product(x[i], {L[at], low[at]}, y);
+      }
+    }
+    for (int k = 0; k < ROWS; ++k) {
+      if (k < rows) {
+        const long diagonal = (first + k) * (K + 1);
+        x[k] = divided(x[k], {L[diagonal], low[diagonal]});
+        for (int i = k + 1; i < ROWS; ++i) {
+          const long at = (first + max(k, min(i, rows - 1))) * K + first + k;
+          x[i] = less_product(x[i], {L[at], low[at]}, x[k]);
+        }
+        const long at = (first + k) * M;
+        W[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
+        W_low[at] = x[k].low;
+      }
+    }
+  }
+}
+
+// P: what of W is to be subtracted, P W, to make W W^T the identity; one thread per entry.
+template <typename T>
+kernel void orthogonalize_excess(
+    device const T* parts [[buffer(0)]],
+    device T* P [[buffer(1)]],
+    constant long& count [[buffer(2)]],
+    constant long& K [[buffer(3)]],
+    constant long& values [[buffer(4)]],
+    uint index [[thread_position_in_grid]]) {
+  if (long(index) >= values) {
+    return;
+  }
+  const long i = index / K % K;
+  const long j = index % K;
+  float excess = 0.0f;
+  if (j <= i) {
+    const two_floats sum = gram_entry(parts + index / (K * K) * count * 2 * K * K, count, K, i, j);
+    excess = i == j ? 0.5f * ((sum.high - 1.0f) + sum.low) : sum.high + sum.low;
+  }
+  // what the passes could not make orthonormal shall not look as if they had
+  P[index] = abs(excess) < kFar ? excess : NAN;
+}
+
+#define INSTANTIATE(function, variant)              \
+  template [[host_name(#function "_" #variant)]] [[ \
+      kernel]] decltype(function<variant>) function<variant>;
+
+INSTANTIATE(orthogonalize_gram, 16)
+INSTANTIATE(orthogonalize_factor, 32)
+INSTANTIATE(orthogonalize_divide, 16)
+INSTANTIATE(orthogonalize_excess, float)
