@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
 """torch's own sample inputs for its linear algebra, through our functions, forward and backward."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import OpInfo
 from torch.testing._internal.opinfo.definitions.linalg import op_db
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from tests.samples import of, results
 
 
 def _svd(A: Tensor, full_matrices: bool = True) -> Any:
@@ -68,29 +68,11 @@ OURS: dict[str, Callable[..., Any]] = {
 TESTED = [op for op in op_db if op.name in OURS]
 
 
-def _results(op: OpInfo, sample: SampleInput) -> list[Tensor]:
-    """What the sample's outputs determine, then the gradients of its inputs."""
-    inputs = [a for a in (sample.input, *sample.args) if isinstance(a, Tensor)]
-    outputs = sample.output_process_fn_grad(op.op(sample.input, *sample.args, **sample.kwargs))
-    outputs = [outputs] if isinstance(outputs, Tensor) else [o for o in outputs if o is not None]
-    wanted = [x for x in inputs if x.requires_grad]
-    losses = [o.sin().sum() for o in outputs if o.requires_grad]
-    if op.supports_autograd and losses and wanted:
-        found = torch.autograd.grad(sum(losses), wanted, allow_unused=True)
-        outputs += [
-            torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)
-        ]
-    return outputs
-
-
 @pytest.mark.parametrize("op", TESTED, ids=lambda op: f"{op.name} {op.variant_test_name}".strip())
 def test_samples_of_torch(op: OpInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     name = op.name.removeprefix("linalg.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        samples = list(op.sample_inputs("cpu", torch.float64, requires_grad=op.supports_autograd))
-    assert samples
-    truths = [_results(op, sample) for sample in samples]
+    samples = of(op, torch.float64)
+    truths = [results(op, op.op, sample) for sample in samples]
     torchs = getattr(torch.linalg, name)
 
     def ours(*args: Any, **options: Any) -> Any:
@@ -103,7 +85,7 @@ def test_samples_of_torch(op: OpInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     if not op.variant_test_name:
         monkeypatch.setattr(op, "op", ours)
     for sample, truth in zip(samples, truths, strict=True):
-        found = _results(op, sample)
+        found = results(op, op.op, sample)
         # two float64 algorithms for one problem differ by its condition
         allowed = tolerance(name, torch.float32, 5)
         for a, b in zip(found, truth, strict=True):

@@ -29,6 +29,7 @@ from metalcore.patch._replace import (
     compute,
     goes_with,
     may_replace,
+    records,
     replaces,
 )
 
@@ -57,7 +58,7 @@ SCOPE = {
     "ABSENT": ABSENT,
     "PLAIN": PLAIN,
     "compiling": compiling,
-    # fewer values than this are looked at no further
+    # smaller ones are looked at no further
     "VALUES_FROM": min(limits.values_from for limits in LIMITS.values()),
 }
 
@@ -85,7 +86,8 @@ def make(original, try_ours, pass_on):
             type({A}) in PLAIN
             and {A}.dim() >= {rank}
             and not compiling()
-            and {A}.numel() >= VALUES_FROM
+            and type(n := {A}.numel()) is int
+            and n >= VALUES_FROM
         ):
             results = try_ours({A}, {rest})
             if results is not NotImplemented:
@@ -154,10 +156,6 @@ def _is_square(A: Tensor) -> bool:
     return A.shape[-1] == A.shape[-2]
 
 
-def _records(A: Tensor) -> bool:
-    return A.requires_grad and torch.is_grad_enabled()
-
-
 @_replaces("cholesky", (torch.linalg, "cholesky"), takes="input, *, upper, out")
 def _(A: Tensor, upper: Any = False) -> Any:
     if not _is_square(A) or type(upper) is not bool:
@@ -177,7 +175,7 @@ def _(A: Tensor, upper: Any = False, check_errors: Any = False) -> Any:
 @_replaces("qr", (torch.linalg, "qr"), takes="A, mode, *, out")
 def _(A: Tensor, mode: Any = "reduced") -> Any:
     # torch says what has no gradient
-    if mode not in ("reduced", "complete", "r") or (mode != "reduced" and _records(A)):
+    if mode not in ("reduced", "complete", "r") or (mode != "reduced" and records(A)):
         return NotImplemented
     Q, R = _qr(A, mode)
     return _types.linalg_qr((R.new_empty(0) if mode == "r" else Q, R))
@@ -239,7 +237,7 @@ def _(A: Tensor, UPLO: Any = "L") -> Any:
     if not _is_square(A) or UPLO not in ("L", "U"):
         return NotImplemented
     # the gradient needs the vectors
-    L, *_, info = (_eigh if _records(A) else _eigvalsh)(A, UPLO == "U")
+    L, *_, info = (_eigh if records(A) else _eigvalsh)(A, UPLO == "U")
     return _unless_failed(L, info)
 
 
@@ -253,7 +251,7 @@ def _(A: Tensor, full_matrices: Any = True) -> Any:
 
 @_replaces("svd", (torch.linalg, "svdvals"), takes="A, *, driver, out")
 def _(A: Tensor) -> Any:
-    if _records(A):
+    if records(A):
         _, S, _, info = _svd(A, False)
     else:
         S, info = _svdvals(A)

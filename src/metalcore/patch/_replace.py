@@ -175,6 +175,11 @@ def _is_plain(x: Any) -> bool:
     )
 
 
+def records(x: Tensor) -> bool:
+    """Whether autograd will want the gradient of x."""
+    return x.requires_grad and torch.is_grad_enabled()
+
+
 def compute(function: Function, *args: Any) -> Any:
     """Call one of our functions; what it asks of torch is torch's own."""
     token = _held.set(None)
@@ -182,6 +187,15 @@ def compute(function: Function, *args: Any) -> Any:
         return function(*args)
     finally:
         _held.reset(token)
+
+
+def compute_or_explain(function: Function, original: Function, *args: Any) -> Any:
+    """Call one of our functions. Where it refuses an argument, torch says so in its own words."""
+    try:
+        return compute(function, *args)
+    except (IndexError, ValueError, RuntimeError):
+        original(*args)
+        raise
 
 
 def hold(holder: str, groups: Collection[str]) -> None:

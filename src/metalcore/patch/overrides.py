@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from metalcore._check import expect
-from metalcore.patch import _functions, _linalg, _replace
+from metalcore.patch import _functions, _linalg, _replace, _training
 
 __all__ = [
     "disable_pytorch_overrides",
@@ -22,7 +22,8 @@ __all__ = [
     "overrides",
 ]
 
-_FILLED_BY = (_functions, _linalg)
+# These fill _replace.PLACES.
+_FILLED_BY = (_functions, _linalg, _training)
 _HOLDER = "metalcore overrides"
 GROUPS = (
     *("activations", "embedding_bag", "normalization", "softmax", "losses"),

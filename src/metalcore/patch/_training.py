@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""What takes the place of torch's cross entropy, embedding bags and Adam."""
+
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalcore._op import Op
+from metalcore._policy import policy
+from metalcore.ops.train.embedding_bag import MODES
+from metalcore.ops.train.embedding_bag import embedding_bag as our_embedding_bag
+from metalcore.patch._replace import (
+    PLAIN,
+    Function,
+    compiling,
+    compute,
+    compute_or_explain,
+    may_replace,
+    records,
+    replaces,
+)
+
+_cross_entropy, _adamw = Op.all["cross_entropy"], Op.all["adamw_step"]
+
+# Sizes that are taken, `[override]` of the op's TOML file.
+CROSS_ENTROPY_FROM: int = policy("cross_entropy", "override")["values_from"]
+CLASSES_FROM: int = policy("cross_entropy", "override")["classes_from"]
+BAGS_FROM: int = policy("embedding_bag", "override")["indices_from"]
+BAGS_GRADIENT_FROM: int = policy("embedding_bag", "override")["gradient_from"]
+
+
+@replaces("losses", (torch._C._nn, "cross_entropy_loss"))
+def _make_cross_entropy(original: Function) -> Function:
+    def cross_entropy_loss(
+        input: Any,
+        target: Any,
+        weight: Any = None,
+        reduction: Any = 1,
+        ignore_index: Any = -100,
+        label_smoothing: Any = 0.0,
+    ) -> Any:
+        if (
+            type(input) is Tensor
+            and not compiling()
+            and type(n := input.numel()) is int
+            and n >= CROSS_ENTROPY_FROM
+        ):
+            args = (input, target, weight, reduction, ignore_index, label_smoothing)
+            if _takes_cross_entropy(*args):
+                return compute_or_explain(_loss, original, *args)
+        return original(input, target, weight, reduction, ignore_index, label_smoothing)
+
+    return cross_entropy_loss
+
+
+def _takes_cross_entropy(
+    x: Tensor, target: Any, weight: Any, reduction: Any, ignore_index: Any, smoothing: Any
+) -> bool:
+    return (
+        type(target) is Tensor
+        and x.dim() == 2
+        and x.shape[1] >= CLASSES_FROM
+        and target.shape == x.shape[:1]
+        and target.dtype is torch.int64
+        and target.device == x.device
+        # A gradient that is computed before it is scaled up is zero in float16 too often.
+        and not (x.dtype is torch.float16 and x.requires_grad)
+        and reduction in (0, 1, 2)
+        and type(smoothing) is float
+        and 0 <= smoothing <= 1
+        and may_replace("losses", x, weight)
+        and (weight is None or (weight.shape == x.shape[1:] and not weight.requires_grad))
+    )
+
+
+def _loss(
+    x: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int, smoothing: float
+) -> Tensor:
+    plain = (None, ignore_index, smoothing, 0.0, 0.0, reduction)
+    loss: Tensor = _cross_entropy(x, target, weight, *plain, records(x))[0]
+    return loss if torch.is_autocast_enabled(x.device.type) else loss.to(x.dtype)
+
+
+@replaces("embedding_bag", (F, "embedding_bag"))
+def _make_embedding_bag(original: Function) -> Function:
+    def embedding_bag(
+        input: Any,
+        weight: Any,
+        offsets: Any = None,
+        max_norm: Any = None,
+        norm_type: Any = 2,
+        scale_grad_by_freq: Any = False,
+        mode: Any = "mean",
+        sparse: Any = False,
+        per_sample_weights: Any = None,
+        include_last_offset: Any = False,
+        padding_idx: Any = None,
+    ) -> Any:
+        if (
+            type(input) is Tensor
+            and not compiling()
+            and type(n := input.numel()) is int
+            and n >= BAGS_FROM
+        ):
+            args = (
+                *(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse),
+                *(per_sample_weights, include_last_offset, padding_idx),
+            )
+            if _takes_bags(*args):
+                return compute_or_explain(our_embedding_bag, original, *args)
+        return original(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
+
+    return embedding_bag
+
+
+def _takes_bags(
+    input: Tensor,
+    weight: Any,
+    offsets: Any,
+    max_norm: Any,
+    norm_type: Any,
+    by_freq: bool,
+    mode: Any,
+    sparse: bool,
+    per_sample_weights: Any,
+    include_last_offset: bool,
+    padding_idx: Any,
+) -> bool:
+    if type(weight) not in PLAIN or weight.dim() != 2 or mode not in MODES:
+        return False
+    # torch's sums are ahead but for their gradient
+    if (records(weight) or mode == "sum") and not (
+        records(weight) and input.numel() >= BAGS_GRADIENT_FROM
+    ):
+        return False
+    bags = [input] if offsets is None else [input, offsets]
+    rows = weight.shape[0]
+    return (
+        input.dim() == (2 if offsets is None else 1)
+        and all(type(t) is Tensor and t.dtype is input.dtype for t in bags)
+        and input.dtype in (torch.int64, torch.int32)
+        and all(t.device == weight.device for t in bags)
+        and (offsets is None or offsets.dim() == 1)
+        and not (offsets is None and include_last_offset)
+        and not (mode == "max" and (by_freq or sparse))
+        and (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows))
+        and may_replace("embedding_bag", weight, per_sample_weights)
+        and (
+            per_sample_weights is None
+            or (mode == "sum" and per_sample_weights.shape == input.shape)
+        )
+    )
+
+
+_EXCLUDED = ("capturable", "differentiable", "grad_scale", "found_inf", "has_complex", "fused")
+
+
+# torch.optim hides these modules behind functions of their names.
+_ADAM, _ADAMW = (sys.modules[f"torch.optim.{name}"] for name in ("adam", "adamw"))
+
+
+@replaces("optimizers", (_ADAM, "adam"), (_ADAMW, "adam"))
+def _make_adam(original: Function) -> Function:
+    def adam(params: Any, *lists: Any, **how: Any) -> None:
+        if not compiling() and params and len(lists) == 5 and _takes_adam(params, lists, how):
+            args = (float(how[name]) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
+            rest = (bool(how["maximize"]), 1.0, None, 0.0, False, 0)
+            compute(_adamw, params, *lists, *args, *rest)
+        else:
+            original(params, *lists, **how)
+
+    return adam
+
+
+def _takes_adam(params: Any, lists: Sequence[Any], how: dict[str, Any]) -> bool:
+    grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = lists
+    numbers = [how.get(name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
+    if (
+        any(how.get(name) for name in _EXCLUDED)
+        or any(type(n) not in (int, float) for n in numbers)
+        or not (how.get("decoupled_weight_decay") or how["weight_decay"] == 0)
+        or torch.is_grad_enabled()
+        or params[0].dtype not in (torch.float32, torch.float64)
+        or any(step.device.type != "cpu" for step in steps)
+    ):
+        return False
+    moments = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if how["amsgrad"] else [])]
+    return may_replace("optimizers", params[0], *chain(params[1:], grads, *moments))

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""Overrides that take every size, so that small tensors reach our kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import metalcore
+from metalcore.patch import _functions, _linalg, _replace, _training
+from metalcore.patch.overrides import GROUPS
+
+PLACES = [place for group in GROUPS for place in _replace.PLACES[group]]
+SOFTMAX = torch.softmax
+
+
+def found() -> list[Any]:
+    """What user code finds at all places."""
+    return [getattr(p._owner, p._attribute) for p in PLACES]
+
+
+ORIGINALS = found()
+
+
+def take_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (_functions, _training):
+        for name in vars(module):
+            if name.endswith("_FROM"):
+                monkeypatch.setattr(module, name, 1)
+    for name in _linalg.LIMITS:
+        monkeypatch.setitem(_linalg.LIMITS, name, _linalg.Limits(1, 1, 10**9, 10**9, 0))
+    monkeypatch.setitem(_linalg.SCOPE, "VALUES_FROM", 1)
+
+
+def ops_of(function: Callable[[], Any]) -> set[str]:
+    """The metalcore ops that a call comes to."""
+    with metalcore.trace() as t:
+        function()
+    return {r.op for r in t.records if r.path != "torch"}
