@@ -62,9 +62,11 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.movedim(-1, 1).contiguous().movedim(1, -1)
 
 
-def check_path(op: str, ours: Function, inputs: int) -> None:
-    """Small inputs go to torch and large ones past the caches, and the trace says so."""
-    for size, path, variants in (((2, 8), "torch", {""}), (LARGE, "cpu", {"streamed"})):
+def check_path(op: str, ours: Function, inputs: int, small: str = "torch") -> None:
+    """Small inputs go to torch, unless `small` is "cpu", and large ones past the caches, and the
+    trace says so."""
+    of_small = "" if small == "torch" else "vector"
+    for size, path, variants in (((2, 8), small, {of_small}), (LARGE, "cpu", {"streamed"})):
         args = [torch.randn(size, requires_grad=True) for _ in range(inputs)]
         with metalcore.trace() as t:
             y = ours(*args)

@@ -42,11 +42,15 @@ def test_equals_torch_in_any_layout() -> None:
 
 
 def test_small_inputs_go_to_torch() -> None:
-    elementwise.check_path("gelu", metalcore.gelu, 1)
+    elementwise.check_path("gelu", partial(metalcore.gelu, approximate="tanh"), 1)
+
+
+def test_small_exact_float32_goes_to_the_kernel() -> None:
+    elementwise.check_path("gelu", metalcore.gelu, 1, small="cpu")
 
 
 def test_exact_float32_without_gradient_goes_to_torch() -> None:
-    x = torch.randn(elementwise.LARGE)
+    x = torch.randn(1 << 16)
     with metalcore.trace() as t:
         y = metalcore.gelu(x)
         metalcore.gelu(x, "tanh")

@@ -3,7 +3,8 @@
 //
 // exp: x = k * log(2) + r with |r| <= log(2) / 2, and 2 exp(r) = 2 + 2 r + r^2 q(r).
 // log: x = 2^e * m with m around 1, s = (m - 1) / (m + 1), and log(m) = 2 s + 2 s^3 l(s^2). The
-// normal distribution: P(X > a) = density(a) * t * m(1 - t) with t = 4 / (4 + a), for all a >= 0.
+// normal distribution: P(X > a) = exp(-a^2 / 2) * p(a) / q(a) in float, a minimax fit for all a
+// where it is not 0, and density(a) * t * m(1 - t) with t = 4 / (4 + a) in double.
 // l fits in float and is a Taylor series in double; q and m interpolate at Chebyshev nodes,
 // computed in 50 digits; their own error is below half an ulp. NaN gives NaN, and infinities their
 // limits.
@@ -34,9 +35,10 @@ struct Constants<float> {
   static constexpr float kExp[] = {1.0f, 0.333331525f, 0.0833331049f, 0.0167264659f,
                                    0.00278525008f};
   static constexpr float kLog[] = {0.33333388f, 0.19988725f, 0.14937212f};
-  static constexpr float kMills[] = {1.25331414f,  -2.74668884f,   3.2799437f,     -2.00225806f,
-                                     0.198860243f, 0.387924939f,   0.086705707f,   -0.397877961f,
-                                     0.236193374f, -0.0450433977f, -0.00107376114f};
+  static constexpr float kTailP[] = {0.500000002f, 0.435523395f, 0.181186458f, 0.0399437065f,
+                                     0.0040142008f};
+  static constexpr float kTailQ[] = {1.0f,         1.66893171f,  1.19398366f,
+                                     0.464062773f, 0.100131466f, 0.0100619645f};
 };
 
 template <>
@@ -188,10 +190,19 @@ struct Normal {
 
   explicit Normal(V x) {
     using A = Lane<V>;
-    const V a = smaller(splat<V>(64), magnitude(x));  // there is no density beyond
-    const V t = 4 / (4 + a);
-    density = exp(x * x * A(-0.5)) * A(0.398942280401432677940);
-    const V tail = density * t * polynomial(a * t * A(0.25), Constants<A>::kMills);
+    using C = Constants<A>;
+    // there is no density beyond: the scale of exp is 0 there
+    const V a = smaller(splat<V>(std::is_same_v<A, float> ? A(13.23) : A(37.643)), magnitude(x));
+    const Exp<V> e(a * a * A(-0.5));
+    const V power = (2 + e.rest) * e.scale;
+    density = power * A(0.398942280401432677940);
+    V tail;
+    if constexpr (std::is_same_v<A, float>) {
+      tail = power * polynomial(a, C::kTailP) / polynomial(a, C::kTailQ);
+    } else {
+      const V t = 4 / (4 + a);
+      tail = density * t * polynomial(a * t * A(0.25), C::kMills);
+    }
     below = x < 0 ? tail : 1 - tail;
   }
 };

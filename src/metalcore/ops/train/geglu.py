@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
 from metalcore._trace import left_to_torch
 from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in_memory_order
-from metalcore.ops.train.gelu import gelu_and_slope, is_tanh
+from metalcore.ops.train.gelu import gelu_and_slope, is_left_to_torch, is_tanh
 
-_SMALL: int = policy("geglu", "cpu")["torch_below"]
 # What F.gelu calls.
 _torch_gelu = torch._C._nn.gelu
 
@@ -38,8 +36,11 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         >>> hidden = metalcore.geglu(gate_proj(x), up_proj(x), approximate="tanh")
     """
     tanh = is_tanh("geglu", approximate)
-    if gate.numel() < _SMALL and are_alike(gate, up) and left_to_torch("geglu", gate):
-        return (_torch_gelu(gate, approximate="tanh") if tanh else _torch_gelu(gate)) * up
+    if are_alike(gate, up):
+        if is_left_to_torch(gate, approximate) and left_to_torch("geglu", gate):
+            return (_torch_gelu(gate, approximate="tanh") if tanh else _torch_gelu(gate)) * up
+        if gate.is_contiguous():
+            return _forward(gate, up, tanh)  # type: ignore[no-any-return]
     gate, up = alike("geglu", gate=gate, up=up)
     return in_memory_order(lambda gate, up: _forward(gate, up, tanh), gate, up)
 

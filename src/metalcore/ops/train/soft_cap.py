@@ -8,11 +8,7 @@ from torch import Tensor
 
 from metalcore._check import FLOATS, expect_positive
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
 from metalcore.ops.train._elementwise import alike, in_memory_order
-
-_SMALL: int = policy("soft_cap", "cpu")["torch_below"]
 
 _forward = Op("soft_cap(Tensor x, float cap) -> Tensor", batched=True)
 _backward = Op("soft_cap_backward(Tensor dy, Tensor x, float cap) -> Tensor", batched=True)
@@ -31,8 +27,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     Example:
         >>> logits = metalcore.soft_cap(logits, 30.0)
     """
-    if cap > 0 and x.numel() < _SMALL and x.dtype in FLOATS and left_to_torch("soft_cap", x):
-        return cap * torch.tanh(x / cap)
+    if cap > 0 and x.dtype in FLOATS and x.is_contiguous():
+        return _forward(x, float(cap))  # type: ignore[no-any-return]
     expect_positive("soft_cap", cap=cap)
     (x,) = alike("soft_cap", x=x)
     return in_memory_order(lambda x: _forward(x, float(cap)), x)
