@@ -179,20 +179,30 @@ inline void for_each_tile(int64_t columns, Body body) {
   for (; j < columns; ++j) body(std::integral_constant<int, 1>(), j);
 }
 
+// The different rows among the lanes' own, but for row p, into `rows`. Returns how many there are.
+template <typename T>
+inline int different_rows(const LU<T>& lu, int64_t p, Mask<T> with, Int<T> (&rows)[kLanes<T>]) {
+  int count = 0;
+  // by bits, 64 rows at a time, without a branch on each
+  for (int64_t from = p + 1; from < lu.m; from += 64) {
+    uint64_t found = 0;
+    for (int64_t l = 0; l < kLanes<T>; ++l) {
+      const uint64_t bit = uint64_t(with[l] - from);
+      found |= uint64_t(bit < 64) << (bit % 64);
+    }
+    for (; found; found &= found - 1) rows[count++] = Int<T>(from + __builtin_ctzll(found));
+  }
+  return count;
+}
+
 // Swaps row p with row `with` of each lane, in the first `columns` columns.
 template <typename T>
 void swap_rows(LU<T>& lu, int64_t p, Mask<T> with, int64_t columns) {
-  // the different rows among the lanes' own, without a branch on each
-  Int<T> rows[kLanes<T>], count = 0;
-  for (int64_t l = 0; l < kLanes<T>; ++l) {
-    bool fresh = with[l] != p;
-    for (Int<T> r = 0; r < count; ++r) fresh &= rows[r] != with[l];
-    rows[count] = with[l];
-    count += fresh;
-  }
+  Int<T> rows[kLanes<T>];
+  const int count = different_rows(lu, p, with, rows);
   if (count == 0) return;
   lu.odd ^= with != Int<T>(p);
-  for (Int<T> r = 0; r < count; ++r) {
+  for (int r = 0; r < count; ++r) {
     const Mask<T> here = with == rows[r], a = lu.order[p], b = lu.order[rows[r]];
     lu.order[p] = here ? b : a;
     lu.order[rows[r]] = here ? a : b;
@@ -200,7 +210,7 @@ void swap_rows(LU<T>& lu, int64_t p, Mask<T> with, int64_t columns) {
   for (int64_t j = 0; j < columns; j += kPanel) {
     Vec<T> top[kPanel], next[kPanel];
     for (int64_t t = 0; t < kPanel; ++t) next[t] = top[t] = at(lu.row(p), j + t);
-    for (Int<T> r = 0; r < count; ++r) {
+    for (int r = 0; r < count; ++r) {
       const Mask<T> here = with == rows[r];
       T* row = lu.row(rows[r]) + j * kLanes<T>;
       for (int64_t t = 0; t < kPanel; ++t) {
