@@ -92,9 +92,9 @@ def test_the_module_is_a_command() -> None:
         assert command in found.stdout
 
 
-def test_the_readme_shows_the_table_that_info_prints() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    assert run(app, ["info", "--markdown"]).stdout in readme
+def test_docs_show_the_table_that_info_prints() -> None:
+    ops = (Path(__file__).parent.parent / "docs/ops.md").read_text()
+    assert run(app, ["info", "--markdown"]).stdout in ops
 
 
 def test_has_metal_kernels_tells_the_truth() -> None:

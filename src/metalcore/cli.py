@@ -37,7 +37,7 @@ def doctor(as_json: Json = False) -> None:
 def info(
     op: Annotated[str | None, typer.Argument(help="An op; without it, all of them.")] = None,
     as_json: Json = False,
-    markdown: Annotated[bool, typer.Option(help="Print the table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/ops.md.")] = False,
 ) -> None:
     """Show what an op takes and where it runs."""
     from metalcore import info as it

@@ -41,7 +41,7 @@ def table() -> list[list[str]]:
 
 
 def markdown() -> str:
-    """`table()` as it stands in the README."""
+    """`table()` as it stands in docs/ops.md."""
     head = ["op", *(f"{b} {d}" for b in BACKENDS for d in DTYPES)]
     lines = [head, ["---"] * len(head), *table()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
