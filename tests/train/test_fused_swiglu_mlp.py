@@ -10,8 +10,9 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore.ops.train import _products, fused_swiglu_mlp
+from metalcore.ops.train import fused_swiglu_mlp
 from tests.backends import Backend
+from tests.train.products import by_torch, in_blocks
 
 OP = "fused_swiglu_mlp"
 T, H, WIDE, RANK, EPS = 5, 12, 20, 3, 1e-6
@@ -35,9 +36,7 @@ def _own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["torch", "blocks"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half precision products by torch, and in blocks of float32."""
-    blocks = request.param == "blocks"
-    monkeypatch.setattr(_products, "_multiplies_fast", lambda dtype: not blocks)
-    monkeypatch.setattr(_products, "_LEAST_PRODUCTS", 0)
+    (in_blocks if request.param == "blocks" else by_torch)(monkeypatch)
 
 
 def _inputs(backend: Backend, dtype: torch.dtype) -> list[Tensor]:

@@ -13,6 +13,7 @@ import metalcore
 from metalcore._accuracy import error, tolerance
 from metalcore.ops.train import _chunks
 from tests.backends import Backend
+from tests.train.products import in_blocks
 
 OP = "linear_cross_entropy"
 
@@ -74,6 +75,14 @@ def test_equals_the_plain_composition(
             for found, true in zip(grads, expected, strict=True):
                 assert found.dtype == dtype
                 assert error(found, true) <= allowed
+
+
+@pytest.mark.usefixtures("_short_chunks")
+def test_half_precision_is_multiplied_in_blocks(
+    device: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_blocks(monkeypatch)
+    test_equals_the_plain_composition(device, "mean", {})
 
 
 @pytest.mark.usefixtures("_short_chunks")

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore.ops.train import _products, lora_linear
+from metalcore.ops.train import lora_linear
 from tests.backends import Backend
+from tests.train.products import by_torch, in_blocks
 
 OP = "lora_linear"
 T, K, N, RANK = 7, 24, 10, 3
@@ -21,12 +22,8 @@ T, K, N, RANK = 7, 24, 10, 3
 @pytest.fixture(params=["small", "own gradient", "blocks"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's gradients, by ours, and in blocks of float32 for half precision."""
-    blocks = request.param == "blocks"
-    monkeypatch.setattr(_products, "_multiplies_fast", lambda dtype: not blocks)
+    (in_blocks if request.param == "blocks" else by_torch)(monkeypatch)
     monkeypatch.setattr(lora_linear, "_SMALL", 1 << 16 if request.param == "small" else 0)
-    if blocks:
-        for name, value in (("_LEAST_PRODUCTS", 0), ("_HELD", (1, 1)), ("_LEAST", (3, 4))):
-            monkeypatch.setattr(_products, name, value)
 
 
 def _inputs(backend: Backend, dtype: torch.dtype) -> list[Tensor]:

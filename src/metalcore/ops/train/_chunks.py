@@ -22,6 +22,7 @@ from metalcore._check import (
 from metalcore._native import in_huge_pages
 from metalcore._op import accumulate_dtype
 from metalcore._policy import policy
+from metalcore.ops.train._products import multiply_into
 
 _POLICY = {b: policy("linear_cross_entropy", b) for b in ("cpu", "metal")}
 CHUNK_MIB = {b: p["chunk_mib"] for b, p in _POLICY.items()}
@@ -82,12 +83,12 @@ class Gradients:
 
     def add(self, rows: slice, dlogits: Tensor) -> None:
         if self.dhidden is not None:
-            self.dhidden[rows] = dlogits @ self.weight
+            multiply_into(self.dhidden[rows], dlogits, self.weight)
         if self.need_dweight and self.dweight is None:
             # the first chunk needs no zeros to add to
             self.dweight = _product(dlogits.T, self.hidden[rows])
         elif self.dweight is not None:
-            self.dweight.addmm_(dlogits.T, self.hidden[rows])
+            multiply_into(self.dweight, dlogits.T, self.hidden[rows], add=True)
         if self.bias_dtype is not None:
             self.dbias += dlogits.sum(0, dtype=self.dbias.dtype)
 
@@ -103,7 +104,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b`, in memory that is quick to touch first."""
     if torch.compiler.is_compiling():
         return a @ b
-    return torch.mm(a, b, out=in_huge_pages(a.new_empty(a.shape[0], b.shape[1])))
+    out = in_huge_pages(a.new_empty(a.shape[0], b.shape[1]))
+    multiply_into(out, a, b)
+    return out
 
 
 def run(
@@ -122,7 +125,8 @@ def run(
             logits = memory = _product(part, weight.T)
         else:
             # no chunk is longer than the first one
-            logits = torch.mm(part, weight.T, out=memory[: part.shape[0]])
+            logits = memory[: part.shape[0]]
+            multiply_into(logits, part, weight.T)
         if bias is not None:
             logits += bias
         one, dlogits = loss(logits, rows, gradients is not None)

@@ -28,7 +28,23 @@ _LEAST_PRODUCTS = 1 << 14
 def sum_of_products(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
     """add + the sum of factor * a @ b, [M, N], in `dtype`; `add` broadcasts, and stays as it is."""
     a, b, _ = terms[0]
-    return (_in_blocks if _takes_blocks(a, b) else _by_torch)(terms, dtype, add)
+    if not _takes_blocks(a, b):
+        return _by_torch(terms, dtype, add)
+    out = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+    _fill_in_blocks(out, terms, None if add is None else add.expand(out.shape))
+    return out
+
+
+def multiply_into(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
+    """out = a @ b, or with `add` out += a @ b."""
+    if _takes_blocks(a, b):
+        _fill_in_blocks(out, [(a, b, 1.0)], out if add else None)
+    elif add:
+        out.addmm_(a, b)
+    elif torch.compiler.is_compiling():
+        out.copy_(a @ b)
+    else:
+        torch.mm(a, b, out=out)
 
 
 def inner_dtype(a: Tensor, b: Tensor) -> torch.dtype:
@@ -91,24 +107,21 @@ def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> 
     return total if total.dtype is dtype else total.to(dtype)
 
 
-def _in_blocks(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:
-    M, N = terms[0][0].shape[0], terms[0][1].shape[1]
-    longest = max(a.shape[1] for a, _, _ in terms)
-    out = terms[0][0].new_empty(M, N, dtype=dtype)
-    start = None if add is None else add.expand(M, N)
-    for rows in _slices(M, max(_LEAST[0], _HELD[0] // max(1, longest))):
+def _fill_in_blocks(out: Tensor, terms: Sequence[Term], add: Tensor | None) -> None:
+    """`add` has the shape of `out`, and may be `out`."""
+    longest = max(1, *(a.shape[1] for a, _, _ in terms))
+    for rows in _slices(out.shape[0], max(_LEAST[0], _HELD[0] // longest)):
         lefts = [a[rows].float() for a, _, _ in terms]
-        for columns in _slices(N, max(_LEAST[1], _HELD[1] // max(1, longest))):
-            total = None if start is None else start[rows, columns].float()
+        for columns in _slices(out.shape[1], max(_LEAST[1], _HELD[1] // longest)):
+            total = None if add is None else add[rows, columns].float()
             for left, (_, b, factor) in zip(lefts, terms, strict=True):
                 right = b[:, columns].float()
                 if total is None:
-                    total = (left @ right).mul_(factor) if factor != 1.0 else left @ right
+                    total = left @ right if factor == 1.0 else factor * (left @ right)
                 else:
-                    total = torch.addmm(total, left, right, alpha=factor)
+                    total.addmm_(left, right, alpha=factor)
             assert total is not None
             out[rows, columns] = total
-    return out
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
