@@ -127,6 +127,18 @@ def test_the_kernels_of_the_device_compute_it(backend: Backend) -> None:
     assert {r.path.split(":")[0] for r in t.records} == {backend.path}
 
 
+def test_the_residual_sets_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gate, up, down, *_ = _inputs(Backend("cpu"), torch.float32)
+    for small in (0, 1 << 14):
+        monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", small)
+        for dtype in (torch.float64, torch.bfloat16):
+            residual = torch.randn(T, H).to(dtype).requires_grad_()
+            y = metalcore.fused_swiglu_mlp(x, gate, up, down, residual=residual)
+            assert y.dtype == dtype
+            dx, d = torch.autograd.grad(y.sum(), (x, residual))
+            assert (dx.dtype, d.dtype) == (torch.float32, dtype)
+
+
 def test_small_inputs_take_the_gradients_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", 1 << 14)
     leaves = _inputs(Backend("cpu"), torch.float64)

@@ -106,7 +106,8 @@ def fused_swiglu_mlp(
     if are_transformed() or _is_small(x, projections[0].weight):
         gate, up, down = projections
         n = norm_forward(x, rms_weight, eps, 0.0)[0].to(gate.weight.dtype)
-        y = plain(swiglu(plain(n, gate), plain(n, up)), down) + (x if base is None else base)
+        y = plain(swiglu(plain(n, gate), plain(n, up)), down)
+        y = (y + x).to(x.dtype) if base is None else (y + base).to(base.dtype)
     else:
         tensors = [t for p in projections for t in p[:3]] + [p.mask for p in projections]
         factors = [p.factor for p in projections]
