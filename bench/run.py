@@ -50,12 +50,15 @@ class Machine:
 
 
 def available() -> dict[str, tuple[Bench, ...]]:
-    """The benchmarks by `<family>/<op>`: every module `<family>.<op>` of this package."""
+    """The benchmarks by `<family>/<op>`: every module `<family>.<op>` of this package, but those
+    that begin with an underscore, which others share."""
     found = {}
     for family in pkgutil.iter_modules(_folders):
         if family.ispkg:
             package = importlib.import_module(f"{__package__}.{family.name}")
             for op in pkgutil.iter_modules(package.__path__):
+                if op.name.startswith("_"):
+                    continue
                 module = importlib.import_module(f"{package.__name__}.{op.name}")
                 found[f"{family.name}/{op.name}"] = tuple(module.BENCHES)
     return found
