@@ -62,11 +62,10 @@ inline float rotate_rows(
 }
 
 // Unit rows of X in place of those that are nothing: the unit vector that the others leave most of,
-// less what they hold of it, twice. One simdgroup.
-inline void complete_rows(
-    threadgroup float* X, device const float* norms, uint n, uint lane, float level) {
+// less what they hold of it, twice. One simdgroup, whose lanes have the norms of two rows each.
+inline void complete_rows(threadgroup float* X, float2 norms, uint n, uint lane, float level) {
   for (uint j = 0; j < n; ++j) {
-    if (norms[j] > level) {
+    if (simd_shuffle(j < 32 ? norms.x : norms.y, j % 32) > level) {
       continue;
     }
     float2 held = float2(0.0f, lane + 32 < n ? 0.0f : INFINITY);

@@ -237,14 +237,17 @@ kernel void svd_threadgroup(
   }
   // every norm is there, and every row of length 1
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  // in registers: lanes have two norms each
+  const float2 norms = float2(S[lane], lane + 32 < n ? S[lane + 32] : -1.0f);
   const uint row = thread_index % 64;
-  const float norm = S[min(row, n - 1)];
+  const float norm = row < 32 ? norms.x : norms.y;
   uint place = 0;
   for (uint k = 0; k < n; ++k) {
-    place += S[k] > norm || (S[k] == norm && k < row) ? 1 : 0;
+    const float other = simd_shuffle(k < 32 ? norms.x : norms.y, k % 32);
+    place += other > norm || (other == norm && k < row) ? 1 : 0;
   }
   if (vectors != 0 && simdgroup == 0) {
-    complete_rows(X, S, n, lane, level);
+    complete_rows(X, norms, n, lane, level);
   }
   // every row is complete, and the order of S is known
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);

@@ -72,10 +72,16 @@ def _(det: Tensor, sign: Tensor, logabsdet: Tensor) -> tuple[Tensor, ...]:
     return det, logabsdet, sign.nan_to_num(nan=2.0).long()
 
 
-@_forward.example
-def _(dtype: torch.dtype) -> Example:
-    A = (torch.randn(5, 9, 9) / 4 + torch.eye(9)).roll(4, -2)
-    return Example((A.to(dtype),), reduces_over=9)
+def _example(batch: int, n: int) -> None:
+    @_forward.example
+    def _(dtype: torch.dtype) -> Example:
+        A = (torch.randn(batch, n, n) / (4 * n**0.5) + torch.eye(n)).roll(4, -2)
+        return Example((A.to(dtype),), reduces_over=n)
+
+
+# rows in the lanes of a simdgroup, in threadgroup memory, and by panels
+for _size in ((5, 9), (1, 34), (1, 65)):
+    _example(*_size)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
