@@ -12,6 +12,7 @@ CASES = [
     # shape, why
     ((5, 7, 7), "several matrices per simdgroup"),
     ((3, 3, 12, 12), "two batch dimensions"),
+    ((2, 20, 20), "one matrix per simdgroup"),
     ((2, 40, 40), "one matrix per threadgroup"),
     ((1, 70, 70), "panels"),
     ((4, 1, 1), "one value"),
