@@ -182,6 +182,31 @@ inline float random_value(uint index) {
   return float(int(bits)) * 0x1p-31f;
 }
 
+// Rows first.. and columns from `column` on, ROWS x 32, of L to a tile, with zeros past its sides.
+template <int ROWS>
+inline void load_tile(
+    device const float* L,
+    device const float* low,
+    threadgroup float* tile,
+    threadgroup float* tile_low,
+    long K,
+    long first,
+    long column,
+    uint thread_index,
+    uint threads) {
+  // the tile before is read
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint e = thread_index; e < ROWS * 32; e += threads) {
+    const long i = first + e / 32;
+    const long j = column + e % 32;
+    const bool inside = i < K && j <= i;
+    tile[e] = inside ? L[i * K + j] : 0.0f;
+    tile_low[e] = inside ? low[i * K + j] : 0.0f;
+  }
+  // the tile is there
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
 // W = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of it
 // at a time in registers. `W_low` has the low parts of those before.
 template <int ROWS>
@@ -193,11 +218,14 @@ kernel void orthogonalize_divide(
     device const int* zeros [[buffer(4)]],
     constant long& K [[buffer(5)]],
     constant long& M [[buffer(6)]],
-    uint2 position [[thread_position_in_grid]]) {
+    uint2 position [[thread_position_in_grid]],
+    uint2 own_place [[thread_position_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float tile[512];
+  threadgroup float tile_low[512];
   const long m = position.x;
-  if (m >= M) {
-    return;
-  }
+  const bool inside = m < M;
+  const uint thread_index = own_place.x;
   W += position.y * K * M + m;
   W_low += position.y * K * M + m;
   L += position.y * K * K;
@@ -207,26 +235,30 @@ kernel void orthogonalize_divide(
     const int rows = int(min(K - first, long(ROWS)));
     two_floats x[ROWS];
     for (int i = 0; i < ROWS; ++i) {
-      x[i] = {i < rows ? W[(first + i) * M] : 0.0f, 0.0f};
+      x[i] = {inside && i < rows ? W[(first + i) * M] : 0.0f, 0.0f};
     }
-    for (long k = 0; k < first; ++k) {
-      const two_floats y = {W[k * M], W_low[k * M]};
-      for (int i = 0; i < ROWS; ++i) {
-        const long at = (first + min(i, rows - 1)) * K + k;
-        x[i] = less_product(x[i], {L[at], low[at]}, y);
+    for (long column = 0; column < first; column += 32) {
+      load_tile<ROWS>(L, low, tile, tile_low, K, first, column, thread_index, threads.x);
+      for (uint k = 0; k < 32 && column + k < first; ++k) {
+        const long at = (column + k) * M;
+        const two_floats y = {inside ? W[at] : 0.0f, inside ? W_low[at] : 0.0f};
+        for (int i = 0; i < ROWS; ++i) {
+          x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), y);
+        }
       }
     }
+    load_tile<ROWS>(L, low, tile, tile_low, K, first, first, thread_index, threads.x);
     for (int k = 0; k < ROWS; ++k) {
       if (k < rows) {
-        const long diagonal = (first + k) * (K + 1);
-        x[k] = divided(x[k], {L[diagonal], low[diagonal]});
+        x[k] = divided(x[k], get(tile, tile_low, k * 33));
         for (int i = k + 1; i < ROWS; ++i) {
-          const long at = (first + max(k, min(i, rows - 1))) * K + first + k;
-          x[i] = less_product(x[i], {L[at], low[at]}, x[k]);
+          x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), x[k]);
         }
-        const long at = (first + k) * M;
-        W[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
-        W_low[at] = x[k].low;
+        if (inside) {
+          const long at = (first + k) * M;
+          W[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
+          W_low[at] = x[k].low;
+        }
       }
     }
   }
