@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import metalcore
-from tests.backends import Backend
+from metalcore._op import Op
+from tests.backends import FLOATS, Backend
 from tests.check import check_op, check_registration
 from tests.train import elementwise
 from tests.train.elementwise import each_case
@@ -60,6 +61,24 @@ def test_shapes_broadcast_and_dtypes_promote(backend: Backend) -> None:
     y = metalcore.swiglu(gate, up)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.cpu(), _torch(gate.cpu(), up.cpu().float()))
+
+
+@pytest.mark.parametrize("size", [(3, 8192), (2, 5, 200), (4, 60), (2, 1, 3, 131072)])
+def test_halves_of_rows_are_read_where_they_are(size: tuple[int, ...]) -> None:
+    op, backward = Op.all["swiglu"], Op.all["swiglu_backward"]
+    for dtype in FLOATS:
+        gate, up = torch.randn(size).to(dtype).chunk(2, -1)
+        dy = torch.randn(gate.shape).to(dtype)
+        dense = gate.contiguous(), up.contiguous()
+        assert torch.equal(op(gate, up), op(*dense))
+        assert torch.equal(op(gate, dense[1]), op(*dense))
+        for a, b in zip(backward(dy, gate, up), backward(dy, *dense), strict=True):
+            assert torch.equal(a, b)
+    # rows that are not equally far apart, and one row for all
+    gate = torch.randn(4, 6, 200)[:, :5, :100]
+    assert torch.equal(op(gate, gate), op(gate.contiguous(), gate.contiguous()))
+    one = torch.randn(100).expand(3, 100)
+    assert torch.equal(op(one, one), op(one.contiguous(), one.contiguous()))
 
 
 def test_gradient_by_hand(backend: Backend) -> None:

@@ -24,6 +24,45 @@ Input<T> whole(const Tensor& x) {
   return {data<T>(x), kRun};
 }
 
+// The distance between rows of x, if its last dimension has no gaps and all rows are equally far
+// apart, as in a half of each row of a larger tensor; 0 otherwise.
+inline int64_t row_step(const Tensor& x) {
+  if (x.dim() < 2 || x.numel() == 0 || x.stride(-1) != 1) return 0;
+  for (int64_t d = x.dim() - 2; d > 0; --d) {
+    if (x.stride(d - 1) != x.size(d) * x.stride(d)) return 0;
+  }
+  return x.stride(-2);
+}
+
+// Tensors of one shape for map_elements: rows that lie apart are read where they are.
+template <typename T, size_t N>
+class Alike {
+ public:
+  explicit Alike(const Tensor (&tensors)[N]) : n_(tensors[0].dim() ? tensors[0].size(-1) : 1) {
+    bool contiguous = true, rows = n_ >= kShortRow;
+    for (const Tensor& x : tensors) {
+      contiguous = contiguous && x.is_contiguous();
+      rows = rows && row_step(x) >= n_;
+    }
+    const bool apart = rows && !contiguous;
+    if (!apart) n_ = kRun;
+    for (size_t k = 0; k < N; ++k) {
+      kept_[k] = apart ? tensors[k] : dense(tensors[k]);
+      in_[k] = {data<T>(kept_[k]), apart ? row_step(tensors[k]) : kRun};
+    }
+  }
+
+  const Input<T> (&in() const)[N] { return in_; }
+  int64_t n() const { return n_; }
+
+ private:
+  // Shorter rows are copied: a loop of its own for each costs more.
+  static constexpr int64_t kShortRow = 64;
+  int64_t n_;
+  Tensor kept_[N];
+  Input<T> in_[N];
+};
+
 // A bias [n] that meets every row of x [..., n].
 template <typename T>
 class Row {

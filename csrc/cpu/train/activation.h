@@ -110,14 +110,14 @@ Tensor activate_backward(const char* op, const Tensor& dy_in, const Tensor& x_in
 
 // act(gate) * up
 template <typename Activation>
-Tensor gated(const char* op, const Tensor& gate_in, const Tensor& up_in, Activation) {
-  const Tensor gate = dense(gate_in), up = dense(up_in);
+Tensor gated(const char* op, const Tensor& gate, const Tensor& up, Activation) {
   expect_like(op, "up", up, gate);
   Tensor y = cpu::empty_like(gate);
   dispatch_float(gate.scalar_type(), op, [&](auto type) {
     using T = decltype(type);
+    const Alike<T, 2> inputs({gate, up});
     map_elements<T>(
-        {whole<T>(gate), whole<T>(up)}, {mutable_data<T>(y)}, y.numel(), kRun,
+        inputs.in(), {mutable_data<T>(y)}, y.numel(), inputs.n(),
         []<typename V>(V g, V u) { return std::array<V, 1>{Activation::value(g) * u}; });
   });
   return y;
@@ -125,17 +125,16 @@ Tensor gated(const char* op, const Tensor& gate_in, const Tensor& up_in, Activat
 
 // dgate = dy * up * act'(gate), dup = dy * act(gate)
 template <typename Activation>
-std::tuple<Tensor, Tensor> gated_backward(const char* op, const Tensor& dy_in,
-                                          const Tensor& gate_in, const Tensor& up_in, Activation) {
-  const Tensor dy = dense(dy_in), gate = dense(gate_in), up = dense(up_in);
+std::tuple<Tensor, Tensor> gated_backward(const char* op, const Tensor& dy, const Tensor& gate,
+                                          const Tensor& up, Activation) {
   expect_like(op, "dy", dy, gate);
   expect_like(op, "up", up, gate);
   Tensor dgate = cpu::empty_like(gate), dup = cpu::empty_like(gate);
   dispatch_float(gate.scalar_type(), op, [&](auto type) {
     using T = decltype(type);
-    map_elements<T>({whole<T>(dy), whole<T>(gate), whole<T>(up)},
-                    {mutable_data<T>(dgate), mutable_data<T>(dup)}, dgate.numel(), kRun,
-                    []<typename V>(V d, V g, V u) {
+    const Alike<T, 3> inputs({dy, gate, up});
+    map_elements<T>(inputs.in(), {mutable_data<T>(dgate), mutable_data<T>(dup)}, dgate.numel(),
+                    inputs.n(), []<typename V>(V d, V g, V u) {
                       V value, slope;
                       Activation::value_and_slope(g, value, slope);
                       return std::array<V, 2>{d * u * slope, d * value};

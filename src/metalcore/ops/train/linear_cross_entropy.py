@@ -19,6 +19,9 @@ from metalcore.ops.train.cross_entropy import (
     is_one,
 )
 
+# A copy of the tokens that count is worth it if they are no more than this share of all.
+_MANY = 0.9
+
 
 def linear_cross_entropy(
     hidden: Tensor,
@@ -63,6 +66,8 @@ def linear_cross_entropy(
     x, w, b = autocast(hidden, weight, bias)
     expect_linear(op, x, w, b)
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    if reduction != "none":
+        flat, targets = _without_ignored(flat, targets, ignore_index)
     numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
@@ -70,6 +75,21 @@ def linear_cross_entropy(
     if dtype is not None or not torch.is_autocast_enabled(hidden.device.type):
         loss = loss.to(dtype or hidden.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
+
+
+def _without_ignored(hidden: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The tokens that count, where many do not: a prompt that is masked out costs no products.
+
+    On a CPU only: a GPU would have to wait for their number.
+    """
+    if type(target) is not Tensor or not target.is_cpu or torch.compiler.is_compiling():
+        return hidden, target
+    if torch._C._are_functorch_transforms_active():
+        return hidden, target
+    counts = target != ignore_index
+    if int(counts.sum()) > _MANY * target.numel():
+        return hidden, target
+    return hidden[counts], target[counts]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
