@@ -24,6 +24,7 @@ from metalcore._report import Bars, Lines, Section, number, page
 from metalcore._report import Table as HtmlTable
 
 from . import __path__ as _folders
+from . import tables
 from .compiled import against_compiler
 from .harness import Bench, Row, cases, run_case
 from .limits import WORKING_SETS, Limits, measure
@@ -90,6 +91,7 @@ def run(
     threads: int | None = None,
     device: str | None = None,
     compile: bool = False,
+    markdown: bool = False,
 ) -> int:
     """Run benchmarks and report.
 
@@ -100,6 +102,7 @@ def run(
         threads: CPU threads to use; default what torch uses.
         device: `cpu` or `mps`; default mps where there is one.
         compile: also compare with torch.compile, in the end; the compiler takes minutes.
+        markdown: print the table of docs/overrides.md and nothing else; for `patch`.
 
     Returns:
         0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing.
@@ -131,7 +134,11 @@ def run(
     grids = [_grid(title, [row for row in rows if row.op == title]) for title in titles]
     if html is not None:
         html.write_text(_html(machine, limits, rows, grids, benches), encoding="utf-8")
-    _print(machine, limits, grids, console)
+    if markdown:
+        patched = [row for row in rows if row.op.startswith("patch/")]
+        sys.stdout.write(f"{tables.overrides(patched)}\n{machine}\n")
+    else:
+        _print(machine, limits, grids, console)
     for file in (json, html):
         if file is not None:
             console.print(f"wrote {file}", highlight=False)

@@ -71,6 +71,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write a page here.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    markdown: Annotated[bool, typer.Option(help="Print the table of overrides.")] = False,
     sim: Annotated[bool, typer.Option(help="Count what the Metal kernels move.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Also time torch.compile.")] = False,
 ) -> None:
@@ -86,7 +87,9 @@ def bench(
             raise typer.BadParameter(str(error)) from error
         raise typer.Exit(counters.run(benches, json_file))
     restart_where_bfloat16_is_broken()
-    raise typer.Exit(run(ops or [], json_file, html_file, threads, compile=compile))
+    raise typer.Exit(
+        run(ops or [], json_file, html_file, threads, compile=compile, markdown=markdown)
+    )
 
 
 @app.command()

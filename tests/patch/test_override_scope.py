@@ -127,6 +127,23 @@ def test_what_others_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     metalcore.disable_pytorch_overrides()
 
 
+def test_what_others_put_back_is_replaced_again() -> None:
+    metalcore.enable_pytorch_overrides()
+    torch.softmax = SOFTMAX
+    metalcore.disable_pytorch_overrides()
+    metalcore.enable_pytorch_overrides()
+    assert torch.softmax is not SOFTMAX
+
+
+def test_methods_that_others_set_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited = Tensor.softmax
+    theirs = lambda self, dim: inherited(self, dim)  # noqa: E731
+    monkeypatch.setattr(Tensor, "softmax", theirs, raising=False)
+    with metalcore.overrides():
+        assert Tensor.softmax is not theirs
+    assert vars(Tensor)["softmax"] is theirs
+
+
 def test_names_survive_pickle_and_copies() -> None:
     metalcore.enable_pytorch_overrides()
     for function in (torch.softmax, F.gelu, Tensor.softmax, torch.linalg.svd):

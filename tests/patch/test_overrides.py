@@ -322,6 +322,18 @@ def test_adamw_takes_the_same_steps(options: dict[str, Any]) -> None:
             assert error(a, b) <= tolerance("adamw_step", dtype, 9)
 
 
+def test_a_step_with_other_arguments_is_refused_by_torch() -> None:
+    from torch.optim.adamw import adamw
+
+    p, moments = [torch.randn(5)], [[torch.zeros(5)] for _ in range(2)]
+    numbers = {"beta1": 0.9, "beta2": 0.99, "lr": 0.1, "weight_decay": 0.0, "eps": 1e-8}
+    args = (p, p, *moments, [], [torch.tensor(0.0)])
+    with metalcore.overrides(), torch.no_grad():
+        with pytest.raises(TypeError, match="maximize"):
+            adamw(*args, **numbers, amsgrad=False)  # type: ignore[call-arg]
+        adamw(*args, **numbers, amsgrad=False, maximize=False)
+
+
 def test_adam_is_taken_only_without_weight_decay() -> None:
     p = nn.Parameter(torch.randn(5))
     p.grad = torch.randn(5)

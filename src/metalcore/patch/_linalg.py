@@ -3,7 +3,8 @@
 
 Batches of small matrices are taken, and single large ones where a kernel has an algorithm for them.
 A matrix that has no result (singular, not positive definite, NaN) sends the call back to torch,
-which then raises its own error or returns what it returns.
+which then raises its own error or returns what it returns. To know, the CPU waits for a GPU, as
+torch does too, but for the functions ..._ex: these are taken on the CPU alone.
 """
 
 import inspect
@@ -166,7 +167,7 @@ def _(A: Tensor, upper: Any = False) -> Any:
 
 @_replaces("cholesky", (torch.linalg, "cholesky_ex"), takes="input, *, upper, check_errors, out")
 def _(A: Tensor, upper: Any = False, check_errors: Any = False) -> Any:
-    if not _is_square(A) or type(upper) is not bool:
+    if not A.is_cpu or not _is_square(A) or type(upper) is not bool:
         return NotImplemented
     factor, info = _cholesky(A, upper)
     return _unless_failed(_types.linalg_cholesky_ex((factor, info)), info)
@@ -199,7 +200,7 @@ def _(A: Tensor, B: Any = None, left: Any = True) -> Any:
 
 @_replaces("solve", (torch.linalg, "solve_ex"), takes="A, B, *, left, check_errors, out")
 def _(A: Tensor, B: Any = None, left: Any = True, check_errors: Any = False) -> Any:
-    found = _solution(A, B, left)
+    found = _solution(A, B, left) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_solve_ex(found)
 
 
@@ -220,7 +221,7 @@ def _(A: Tensor) -> Any:
 
 @_replaces("inv", (torch.linalg, "inv_ex"), takes="A, *, check_errors, out")
 def _(A: Tensor, check_errors: Any = False) -> Any:
-    found = _inverse(A)
+    found = _inverse(A) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_inv_ex(found)
 
 

@@ -66,7 +66,7 @@ class Place:
 
     def __init__(self, group: str, owner: Any, name: str, make: Callable[[Any], Function]) -> None:
         self.group, self._owner, self._attribute, self._make = group, owner, name, make
-        self._own = name in vars(owner)
+        self._own = True
         self._original: Any = None
         self._replacement: Any = None
         self._installed = False
@@ -76,18 +76,26 @@ class Place:
         prefix = f"{module}." if module else ""
         return f"{prefix}{self._owner.__name__}.{self._attribute}"
 
-    def install(self) -> None:
-        if self._installed:
-            return
+    def pair(self) -> tuple[Function, Function]:
+        """What is replaced, and what takes its place."""
         current = getattr(self._owner, self._attribute)
-        if current is not self._original:
+        if not self._installed and current is not self._original:
             self._original, self._replacement = current, self._dressed(current)
-        setattr(self._owner, self._attribute, self._replacement)
+        return self._original, self._replacement
+
+    def install(self) -> None:
+        # Where it is installed already, somebody may have put torch's function back.
+        if self._installed and getattr(self._owner, self._attribute) is not self._original:
+            return
+        replacement = self.pair()[1]
+        # a method that a class inherits is not its own
+        self._own = self._attribute in vars(self._owner)
+        setattr(self._owner, self._attribute, replacement)
         self._installed = True
 
     def restore(self) -> None:
         # What somebody else put over ours stays: ours passes everything on by now.
-        if getattr(self._owner, self._attribute) is not self._replacement:
+        if not self._installed or getattr(self._owner, self._attribute) is not self._replacement:
             return
         if self._own:
             setattr(self._owner, self._attribute, self._original)
@@ -185,6 +193,15 @@ def compute(function: Function, *args: Any) -> Any:
     token = _held.set(None)
     try:
         return function(*args)
+    finally:
+        _held.reset(token)
+
+
+def as_if_held(group: str, replacement: Function, *args: Any, **named: Any) -> Any:
+    """Call a replacement as one who sees the group replaced, wherever it is installed."""
+    token = _held.set(frozenset((group,)))
+    try:
+        return replacement(*args, **named)
     finally:
         _held.reset(token)
 

@@ -15,6 +15,7 @@ from metalcore._policy import policy
 from metalcore.ops.train.embedding_bag import MODES
 from metalcore.ops.train.embedding_bag import embedding_bag as our_embedding_bag
 from metalcore.patch._replace import (
+    ABSENT,
     PLAIN,
     Function,
     compiling,
@@ -40,7 +41,7 @@ def _make_cross_entropy(original: Function) -> Function:
         input: Any,
         target: Any,
         weight: Any = None,
-        reduction: Any = 1,
+        reduction: Any = ABSENT,
         ignore_index: Any = -100,
         label_smoothing: Any = 0.0,
     ) -> Any:
@@ -53,6 +54,9 @@ def _make_cross_entropy(original: Function) -> Function:
             args = (input, target, weight, reduction, ignore_index, label_smoothing)
             if _takes_cross_entropy(*args):
                 return compute_or_explain(_loss, original, *args)
+        if reduction is ABSENT:
+            rest = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+            return original(input, target, weight, **rest)
         return original(input, target, weight, reduction, ignore_index, label_smoothing)
 
     return cross_entropy_loss
@@ -169,18 +173,20 @@ def _takes_bags(
     )
 
 
-_EXCLUDED = ("capturable", "differentiable", "grad_scale", "found_inf", "has_complex", "fused")
-
-
 # torch.optim hides these modules behind functions of their names.
 _ADAM, _ADAMW = (sys.modules[f"torch.optim.{name}"] for name in ("adam", "adamw"))
+
+
+_NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay")
+_OFF = ("capturable", "differentiable", "fused", "grad_scale", "found_inf", "has_complex")
+_KNOWN = {*_NUMBERS, *_OFF, "amsgrad", "maximize", "foreach", "decoupled_weight_decay"}
 
 
 @replaces("optimizers", (_ADAM, "adam"), (_ADAMW, "adam"))
 def _make_adam(original: Function) -> Function:
     def adam(params: Any, *lists: Any, **how: Any) -> None:
         if not compiling() and params and len(lists) == 5 and _takes_adam(params, lists, how):
-            args = (float(how[name]) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
+            args = (float(how[name]) for name in _NUMBERS)
             rest = (bool(how["maximize"]), 1.0, None, 0.0, False, 0)
             compute(_adamw, params, *lists, *args, *rest)
         else:
@@ -191,15 +197,16 @@ def _make_adam(original: Function) -> Function:
 
 def _takes_adam(params: Any, lists: Sequence[Any], how: dict[str, Any]) -> bool:
     grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = lists
-    numbers = [how.get(name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
     if (
-        any(how.get(name) for name in _EXCLUDED)
-        or any(type(n) not in (int, float) for n in numbers)
+        any(how.get(name) is not None and how[name] is not False for name in _OFF)
+        or not {"amsgrad", "maximize"} <= how.keys() <= _KNOWN
+        or any(type(how.get(name)) not in (int, float) for name in _NUMBERS)
         or not (how.get("decoupled_weight_decay") or how["weight_decay"] == 0)
         or torch.is_grad_enabled()
         or params[0].dtype not in (torch.float32, torch.float64)
         or any(step.device.type != "cpu" for step in steps)
+        or len(max_exp_avg_sqs) != (len(params) if how["amsgrad"] else 0)
     ):
         return False
-    moments = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if how["amsgrad"] else [])]
-    return may_replace("optimizers", params[0], *chain(params[1:], grads, *moments))
+    others = chain(params[1:], grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+    return may_replace("optimizers", params[0], *others)
