@@ -95,9 +95,11 @@ def _make_gelu(original: Function) -> Function:
         ):
             tanh = approximate == "tanh"
             return compute(in_memory_order, lambda x: _gelu(x, tanh), input)
-        if approximate == "none" and out is None and input is not ABSENT:
+        if out is None and input is not ABSENT:
             # torch takes long to read the name
-            return original(input)
+            if approximate == "none":
+                return original(input)
+            return original(input, approximate=approximate)
         args = () if input is ABSENT else (input,)
         named = {} if out is None else {"out": out}
         return original(*args, approximate=approximate, **named)

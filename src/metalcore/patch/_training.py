@@ -178,14 +178,15 @@ _ADAM, _ADAMW = (sys.modules[f"torch.optim.{name}"] for name in ("adam", "adamw"
 
 
 _NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay")
-_OFF = ("capturable", "differentiable", "fused", "grad_scale", "found_inf", "has_complex")
-_KNOWN = {*_NUMBERS, *_OFF, "amsgrad", "maximize", "foreach", "decoupled_weight_decay"}
+_OFF = ("capturable", "differentiable", "grad_scale", "found_inf", "has_complex")
+_KNOWN = {*_NUMBERS, *_OFF, "amsgrad", "maximize", "foreach", "fused", "decoupled_weight_decay"}
 
 
 @replaces("optimizers", (_ADAM, "adam"), (_ADAMW, "adam"))
 def _make_adam(original: Function) -> Function:
     def adam(params: Any, *lists: Any, **how: Any) -> None:
-        if not compiling() and params and len(lists) == 5 and _takes_adam(params, lists, how):
+        usual = params and len(lists) == 5 and not how.get("fused")
+        if usual and not compiling() and _takes_adam(params, lists, how):
             args = (float(how[name]) for name in _NUMBERS)
             rest = (bool(how["maximize"]), 1.0, None, 0.0, False, 0)
             compute(_adamw, params, *lists, *args, *rest)
