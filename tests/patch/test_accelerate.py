@@ -94,6 +94,16 @@ def test_what_metalcore_does_not_know_is_untouched() -> None:
     assert "no layer that metalcore could compute" in str(metalcore.accelerate(nn.Linear(2, 2)))
 
 
+def test_experts_whose_product_is_out_of_reach_are_left_alone() -> None:
+    family = next(f for f in FAMILIES if f.name == "Mixtral")
+    model = build(family)
+    model.set_experts_implementation("eager")
+    with metalcore.accelerate(model) as summary:
+        (row,) = [r for r in summary.rows if r.left_alone]
+        assert (row.cls, row.count) == ("MixtralExperts", LAYERS)
+        assert "experts_implementation='eager'" in row.left_alone
+
+
 def test_each_summary_undoes_what_it_did_and_no_more() -> None:
     model, other, tokens = build(), build(), text()
     plain, _ = gradients(model, tokens)

@@ -132,6 +132,22 @@ def test_look_alikes_of_gated_layers(formula: Any) -> None:
     assert isinstance(mlp.recognise(MLP(formula)), str)
 
 
+def test_layers_of_one_class_may_differ_in_their_parts() -> None:
+    class Activated(MLP):
+        def __init__(self, act: nn.Module, within: int = 16) -> None:
+            super().__init__(lambda m, x: m.c(act(m.b(x)) * m.a(x)), within)
+            self.act = act
+
+    kinds = [nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.SiLU()]
+    model, x = nn.ModuleList(Activated(act) for act in kinds), torch.randn(3, 8)
+    plain = [layer(x) for layer in model]
+    summary = metalcore.accelerate(model)
+    by = ["swiglu", "swiglu", "geglu", "geglu, tanh"]
+    assert sorted(r.by for r in summary.rows for _ in range(r.count) if r.by) == sorted(by)
+    for layer, y in zip(model, plain, strict=True):
+        assert error(layer(x), y) <= tolerance("swiglu", torch.float32, 16)
+
+
 def test_hooks_of_linear_layers_are_called() -> None:
     module, x = MLP(GATED[0][0]), torch.randn(3, 8)
     module.b.register_forward_hook(lambda m, args, y: 2 * y)

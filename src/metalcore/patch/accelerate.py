@@ -164,13 +164,16 @@ def _likeness(module: nn.Module) -> Hashable:
     shapes = tuple(
         (name, None if p is None else tuple(p.shape)) for name, p in module._parameters.items()
     )
-    numbers = tuple(
-        (name, value)
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str)) and name != "training"
+    own = (item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE)
+    attributes = tuple(
+        (name, value if isinstance(value, (bool, int, float, str, tuple)) else id(value))
+        for name, value in own
     )
-    parts = tuple((name, type(child)) for name, child in module.named_children())
-    return type(module), shapes, numbers, parts, "forward" in vars(module)
+    parts = tuple((name, _likeness(child)) for name, child in module.named_children())
+    return type(module), shapes, attributes, parts
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def _describe(kind: type[Swapped], how: Any) -> str:
