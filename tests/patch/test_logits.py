@@ -142,3 +142,17 @@ def test_no_gradient_comes_from_logits_without_one() -> None:
     F.cross_entropy(leaf, target).backward()
     assert leaf.grad is not None
     assert hidden.grad is None
+
+
+def test_logits_that_were_not_read_in_time_are_an_error() -> None:
+    weight = torch.randn(CLASSES, WIDTH, requires_grad=True)
+    y = lazy_linear(torch.randn(4, WIDTH), weight, None)
+    read = lazy_linear(torch.randn(4, WIDTH), weight, None)
+    assert read.sum().isfinite()
+    optimizer = metalcore.MetalAdamW([weight])
+    F.cross_entropy(y, torch.arange(4)).backward()
+    optimizer.step()
+    assert read.max().isfinite()
+    with pytest.raises(ValueError, match="must be read before its weights change") as caught:
+        y.argmax(-1)
+    assert str(caught.value).startswith("accelerate: ")

@@ -110,7 +110,7 @@ NOT_GATED = [
     lambda m, x: m.c(F.silu(m.b(x)) + m.a(x)),
     lambda m, x: m.c(F.relu(m.b(x)) * m.a(x)),
     lambda m, x: m.c(F.silu(m.b(x)) * m.a(x)) + x,
-    lambda m, x: m.c(F.silu(m.b(x)) * m.a(x).clamp(-1, 1)),
+    lambda m, x: m.c(F.silu(m.b(x)) * m.a(x).clamp(-20, 20)),
     lambda m, x: m.c(F.dropout(F.silu(m.b(x)), 0.5, m.training) * m.a(x)),
 ]
 

@@ -143,7 +143,7 @@ def _each(
             swap(module, *answer)
             summary._swapped.append(module)
         found[row] = found.get(row, 0) + 1
-    summary.rows += [Row(layer, *row[:1], n, *row[1:]) for row, n in found.items()]
+    summary.rows += [Row(layer, cls, n, by, why) for (cls, by, why), n in found.items()]
 
 
 def _one_of(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore._check import expect
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 
 _aten = torch.ops.aten
@@ -34,6 +35,15 @@ class Recipe:
     # `tokens` is the result without a history.
     moves: tuple[Callable[[Tensor], Tensor], ...] = ()
     tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    versions: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "Recipe":
+        recipe = Recipe(hidden, weight, bias, hidden.dtype, tokens=hidden.detach())
+        return replace(recipe, versions=recipe.versions_now())
+
+    def versions_now(self) -> tuple[int, ...]:
+        return tuple(t._version for t in (self.hidden, self.weight, self.bias) if t is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,13 +54,19 @@ class Recipe:
 
     def compute(self) -> Tensor:
         """The logits, without a gradient."""
+        expect(
+            self.versions == self.versions_now(),
+            "accelerate",
+            "logits of a training step must be read before its weights change (optimizer.step), "
+            "and these were not computed until now; or use accelerate(model, loss=False)",
+        )
         with torch.no_grad():
-            y = F.linear(self.tokens, self.weight, self.bias)
+            y = F.linear(self.tokens, self.weight, self.bias).to(self.dtype)
             if self.scale != 1.0:
                 y *= self.scale
             if self.cap is not None:
-                y = y.tanh_() * self.cap
-            return y.to(self.dtype)
+                y = y.tanh_().mul_(self.cap)
+            return y
 
     def linear(self) -> tuple[Tensor, Tensor, Tensor | None, float | None]:
         """hidden, weight and bias of a linear layer and the soft cap that give these logits."""
@@ -141,7 +157,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        return LazyLogits(Recipe(hidden, weight, bias, hidden.dtype, tokens=hidden.detach()))
+        return LazyLogits(Recipe.of(hidden, weight, bias))
 
     @staticmethod
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:

@@ -142,6 +142,7 @@ def _rotate(how: How, unsqueeze_dim: Any, q: Any, k: Any, cos: Any, sin: Any) ->
         and q.dtype is k.dtype
         and cos.dim() == 3
         and cos.dtype in FLOATS
+        and isinstance(unsqueeze_dim, int)
         and unsqueeze_dim in (1, 2)
     ):
         return None
