@@ -27,6 +27,7 @@ from metalcore.ops.train.lora_linear import (
     adapt,
     are_transformed,
     expect_adapter,
+    fits,
     given,
     gradient_of_input,
     gradients_of_weights,
@@ -42,8 +43,8 @@ from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
 Grads = tuple[Tensor | None, ...]
 
 _PARTS = ("gate", "up", "down")
-# values of the gate
-_SMALL = 16384
+# values of the gate; 32 x 256 x 704 with gradients: 0.88 of torch's speed by ours, 1.06 by parts
+_SMALL = 1 << 16
 
 
 def fused_swiglu_mlp(
@@ -229,7 +230,7 @@ def _expect(
             "name what comes after them, as in rms_weight=weight",
         )
     for part, weight, pair in zip(_PARTS, weights, pairs, strict=True):
-        if pair[0] is not None or pair[1] is not None:
+        if not fits(weight, *pair):
             a, b = (names[1].format(part, matrix=matrix) for matrix in "AB")
             expect_adapter(op, weight, *given(pair), (a, b))
 
