@@ -81,18 +81,6 @@ class Row {
   Tensor bias_;
 };
 
-// Whether outputs of this many elements should go past the caches: they would not stay there.
-template <typename T>
-bool large(int64_t elements) {
-  constexpr int64_t kManyBytes = 4 << 20;
-  return elements * int64_t(sizeof(T)) >= kManyBytes;
-}
-
-template <typename T>
-bool is_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % MC_REGISTER_BYTES == 0;
-}
-
 namespace detail {
 
 template <bool Streams, typename T, size_t... I, size_t... O, typename F, typename Elements>
@@ -118,8 +106,8 @@ template <typename T, size_t Ins, size_t Outs, typename F>
 void map_elements(const Input<T> (&in)[Ins], T* const (&out)[Outs], int64_t total, int64_t n,
                   const F& f) {
   const int64_t rows = n == 0 ? 0 : (total + n - 1) / n;
-  bool streams = large<T>(total) && n % simd::kStep<T> == 0;
-  for (T* p : out) streams = streams && is_aligned(p);
+  bool streams = true;
+  for (T* p : out) streams = streams && streams_past_cache(p, total, n);
   metalcore_variant = streams ? "streamed" : "vector";
   const auto run = [&]<bool Streams>(std::bool_constant<Streams>, int64_t row) {
     const T* from[Ins];

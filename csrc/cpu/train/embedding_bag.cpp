@@ -36,9 +36,9 @@ class Bags {
                     "embedding_bag: input must be int64");
     index = data<int64_t>(indices_);
     places = indices_.numel();
-    uint64_t largest = 0;
-    for (int64_t i = 0; i < places; ++i) largest = std::max(largest, uint64_t(index[i]));
-    for (int64_t i = 0; i < places && largest >= uint64_t(rows); ++i) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < places; ++i) wrong |= (index[i] < 0) | (index[i] >= rows);
+    for (int64_t i = 0; i < places && wrong; ++i) {
       STD_TORCH_CHECK(index[i] >= 0 && index[i] < rows, "embedding_bag: index ", index[i],
                       " is out of range for a table of ", rows, " rows");
     }
@@ -112,8 +112,11 @@ void sum_columns(const Bags& bags, int64_t b, const T* table, int64_t n, int64_t
   simd::Pair<A> sums[kPairs] = {};
   int64_t used = 0;
   for (int64_t i = bags.begin(b), end = bags.end(b); i < end; ++i) {
-    if (first == 0 && i + kRowsAhead < bags.places) {
-      prefetch_row(table + bags.index[i + kRowsAhead] * n, n);
+    if (i + kRowsAhead < bags.places) {
+      const T* ahead = table + bags.index[i + kRowsAhead] * n + first;
+      for (int64_t k = 0; k < kPairs * simd::kStep<T>; k += 64 / int64_t(sizeof(T))) {
+        __builtin_prefetch(ahead + k);
+      }
     }
     if (!bags.counts(i)) continue;
     ++used;
@@ -251,9 +254,7 @@ void write_rows(const Uses& uses, const T* dy, const int64_t* places, int64_t n,
                 const Factors<T>& factors, bool mean, bool by_freq, Tensor& dweight) {
   using A = Acc<T>;
   T* out = mutable_data<T>(dweight);
-  const bool streams = dweight.numel() * int64_t(sizeof(T)) >= (4 << 20) &&
-                       n * sizeof(T) % MC_REGISTER_BYTES == 0 && n % simd::kStep<T> == 0 &&
-                       reinterpret_cast<uintptr_t>(out) % MC_REGISTER_BYTES == 0;
+  const bool streams = streams_past_cache(out, dweight.numel(), n);
   parallel_for(0, dweight.size(0), grain_rows(n), [&](int64_t begin, int64_t end) {
     std::vector<A> sum(n + simd::kStep<T>);
     for (int64_t r = begin; r < end; ++r) {

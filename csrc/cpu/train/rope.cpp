@@ -182,12 +182,9 @@ void rotate_heads(const Rotation& how, const Heads<T>& heads, const Tables<T>& t
   }
 }
 
-// Past the caches if the output is large and its rows are whole registers.
 template <typename T>
 bool streams_past_cache(const Heads<T>& heads, const Rotation& how, int64_t elements) {
-  constexpr int64_t kManyBytes = 4 << 20, kStep = simd::kStep<T>;
-  return elements * int64_t(sizeof(T)) >= kManyBytes && how.half % kStep == 0 &&
-         how.size % kStep == 0 && reinterpret_cast<uintptr_t>(heads.y) % MC_REGISTER_BYTES == 0;
+  return how.half % simd::kStep<T> == 0 && cpu::streams_past_cache(heads.y, elements, how.size);
 }
 
 // The result: without gaps, with the heads of a position together if x has them so.
