@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from metalcore import _native
-from metalcore._trace import is_eager
 
 LinAlgError: type[RuntimeError] = torch._C._LinAlgError  # type: ignore[attr-defined]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -140,6 +139,11 @@ def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
         torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)
     except LinAlgError as error:
         explain(op, error, way_out)
+
+
+def is_eager() -> bool:
+    """Whether a call computes what it is told: compilers and function transforms only record it."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def is_clear(info: Tensor) -> bool:

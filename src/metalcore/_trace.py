@@ -156,11 +156,6 @@ def left_to_torch(op: str, x: Tensor) -> bool:
     )
 
 
-def is_eager() -> bool:
-    """Whether a call computes what it is told: compilers and function transforms only record it."""
-    return not (_is_compiling() or _transforms())
-
-
 def note_torch(op: str, x: Tensor) -> bool:
     """Record that torch is about to compute `op`; its time is not measured.
 

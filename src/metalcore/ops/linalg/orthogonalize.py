@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_float, expect_matrix, expect_one_of
+from metalcore._check import expect_float, expect_matrix, expect_one_of, is_eager
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import is_eager, left_to_torch
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.qr import qr, square_gradient, torch_is_ahead
 from metalcore.ops.linalg.svd import svd
 

@@ -11,10 +11,11 @@ from metalcore._check import (
     expect_matrix,
     expect_same_device,
     expect_same_dtype,
+    is_eager,
     shape,
 )
 from metalcore._op import accumulate
-from metalcore._trace import is_eager, left_to_torch
+from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.qr import qr, torch_is_ahead
 from metalcore.ops.linalg.trsm import trsm

@@ -17,11 +17,12 @@ from metalcore._check import (
     expect_float,
     expect_same_device,
     expect_shape,
+    is_eager,
     shape,
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
-from metalcore._trace import is_eager, left_to_torch
+from metalcore._trace import left_to_torch
 
 forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
