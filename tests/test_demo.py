@@ -11,7 +11,7 @@ from metalcore import Record, demo
 def _as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(demo, "_LLAMA", demo._TINY)
-    for name, value in (("_VOCABULARY", 64), ("_BATCH", 2), ("MAX_TIME", 32), ("_NEW_TOKENS", 4)):
+    for name, value in (("_VOCABULARY", 64), ("_BATCH", 2), ("_TIME", 32), ("_NEW_TOKENS", 4)):
         monkeypatch.setattr(demo, name, value)
 
 

@@ -11,7 +11,7 @@ PYTHON = sorted(p for root in ("src", "bench", "tests") for p in (ROOT / root).r
 
 # Lower layers first. A module imports its own layer and those below it.
 LAYERS = [
-    {"_measure", "_native", "_report", "_tiny_lm", "_trace"},
+    {"_measure", "_native", "_report", "_text", "_trace"},
     {"_check", "_policy"},
     {"_accuracy", "_op"},
     {"metal", "ops"},

@@ -20,13 +20,13 @@ from metalcore._accuracy import tolerance
 from metalcore._check import expect
 from metalcore._measure import operator_seconds, peak_bytes
 from metalcore._simulate import simulate
-from metalcore._tiny_lm import MAX_TIME, batches
+from metalcore._text import batches
 from metalcore._trace import trace
 from metalcore.optim import MetalAdamW
 from metalcore.patch.accelerate import Summary, accelerate
 
 _SEED = 0
-_BATCH = 8
+_BATCH, _TIME = 8, 128
 _LLAMA = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4}
 _VOCABULARY = 8192
 # small enough for the simulator, which is some hundred times slower than the CPU kernels
@@ -182,7 +182,7 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
     expect(steps >= 1, "demo", f"steps must be at least 1, got {steps}")
     console = Console()
     device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
-    data, _ = batches(steps, _BATCH, MAX_TIME, device)
+    data, _ = batches(steps, _BATCH, _TIME, device)
     plain = Side.plain(llama(_VOCABULARY, _LLAMA).to(device))
     ours, summary = Side.accelerated(plain.model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -299,7 +299,7 @@ class Comparison:
         )
         return [
             f"transformers' Llama with {weights:.1f} million random weights, {_sizes(_LLAMA)}, "
-            f"vocabulary {_VOCABULARY}, batches of {_BATCH} x {MAX_TIME + 1} tokens, float32, "
+            f"vocabulary {_VOCABULARY}, batches of {_BATCH} x {_TIME + 1} tokens, float32, "
             f"steps: {len(self.plain.losses)}, on {self.device} with {torch.get_num_threads()} CPU "
             f"threads, torch {torch.__version__}. Plain is the model with torch.optim.AdamW; "
             "metalcore is a copy after metalcore.accelerate(model), with MetalAdamW. Both see the "

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import metalcore
-from metalcore._tiny_lm import rotate
 
 EPS = 1e-5
 
@@ -42,6 +41,12 @@ def _plain_mlp(x: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor) 
     return x + F.linear(F.silu(F.linear(n, gate)) * F.linear(n, up), down)
 
 
+def _plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The halves of x [B, H, T, D] are the two coordinates."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return metalcore.softmax(q @ k.mT, scale=q.shape[-1] ** -0.5, causal=True) @ v
 
@@ -51,7 +56,7 @@ PLAIN = Parts(
     rms_norm=lambda x, weight: F.rms_norm(x, weight.shape, weight, EPS),
     layer_norm=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias, EPS),
     add_layer_norm=_plain_add_layer_norm,
-    rope=lambda q, k, cos, sin: (rotate(q, cos, sin), rotate(k, cos, sin)),
+    rope=lambda q, k, cos, sin: (_plain_rotate(q, cos, sin), _plain_rotate(k, cos, sin)),
     attend=lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     swiglu_mlp=_plain_mlp,
     bias_gelu=lambda x, bias: F.gelu(x + bias),
@@ -94,9 +99,6 @@ class Model:
 
     ops: frozenset[str]
     """The ops of ours that a training step calls."""
-
-    small: frozenset[str] = frozenset()
-    """Those of them that are left to torch on a CPU, which is ahead at this size."""
 
     def __init__(
         self,
@@ -178,8 +180,6 @@ class Llama(Model):
 
 class Gpt(Model):
     """LayerNorm, learned positions, GELU, biases, and a head of its own."""
-
-    small = frozenset(("layer_norm", "cross_entropy"))
 
     ops = frozenset(
         (

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import metalcore
-from metalcore._tiny_lm import batches
-from metalcore.ops.train import fused_swiglu_mlp
+from metalcore._text import batches
+from metalcore.ops.train import add_layer_norm, cross_entropy, fused_swiglu_mlp, layer_norm
 from tests.backends import Backend
 from tests.convergence.models import OURS, PLAIN, Gpt, Llama, Model, Size, train
 
@@ -27,8 +27,10 @@ each_model = pytest.mark.parametrize("model", [Llama, Gpt], ids=["llama", "gpt"]
 def test_float32_losses_are_the_same_at_every_step(
     backend: Backend, model: type[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the block's own gradient, also where its parts' would be faster
+    # our kernels, also where torch's would be faster
     monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", 0)
+    for op in (layer_norm, add_layer_norm, cross_entropy):
+        monkeypatch.setattr(op, "left_to_torch", lambda *_: False)
     # on the CPU large enough for its kernels, in the simulator small enough for 100 steps
     width, batch, time, lr = (16, 2, 8, 3 * LR) if backend.name == "sim" else (64, 8, 64, LR)
     data, vocabulary = batches(STEPS, batch, time, str(backend.device))
@@ -39,8 +41,7 @@ def test_float32_losses_are_the_same_at_every_step(
     assert max(abs(a - b) / b for a, b in zip(found, expected, strict=True)) <= 1e-5
     assert fmean(found[-LAST:]) < 0.8 * found[0]
     paths = {op: {path.split(":")[0] for path in taken} for op, taken in t.paths.items()}
-    left = model.small if backend.name == "cpu" else ()
-    assert paths == {op: {"torch" if op in left else backend.path} for op in model.ops}
+    assert paths == {op: {backend.path} for op in model.ops}
 
 
 @each_model

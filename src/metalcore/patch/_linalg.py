@@ -21,7 +21,7 @@ from metalcore._op import Op
 from metalcore._policy import policy
 from metalcore.ops.linalg._systems import are_vectors
 from metalcore.ops.linalg.lstsq import lstsq as our_lstsq
-from metalcore.ops.linalg.pinv import pinv as our_pinv
+from metalcore.ops.linalg.pinv import by_kernels as our_pinv
 from metalcore.patch._replace import (
     ABSENT,
     PLAIN,
@@ -265,7 +265,7 @@ def _(A: Tensor, hermitian: Any = False, rtol: Any = None) -> Any:
         return NotImplemented
     if hermitian and not _is_square(A):
         return NotImplemented
-    P = our_pinv(A, rcond=rtol, hermitian=hermitian)
+    P = our_pinv(A, rtol, hermitian)
     # its gradient needs it as it is, torch's does not
     return P.clone() if P.requires_grad else P
 

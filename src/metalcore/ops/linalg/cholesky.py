@@ -20,7 +20,7 @@ from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.trsm import trsm
 
 _LARGEST = policy("cholesky", "cpu")["interleaved_up_to"]
-_FEW_BYTES: int = policy("cholesky", "cpu")["torch_below_bytes"]
+_FEW: int = policy("cholesky", "cpu")["torch_below"]
 _WAY_OUT = "Add a multiple of the identity to A."
 
 _forward = Op("cholesky(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
@@ -46,7 +46,7 @@ def cholesky(
     """
     if (
         check
-        and (A.ndim == 2 or A.nbytes < _FEW_BYTES or _torch_is_ahead(A))
+        and (A.ndim == 2 or A.numel() < _FEW or _torch_is_ahead(A))
         and A.dtype in LAPACK_TYPES
         and left_to_torch("cholesky", A)
     ):

@@ -21,8 +21,8 @@ from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import broadcast
 
 # Right sides and factors that are left to torch without a look at their shapes.
-_FEW_BYTES: int = policy("cholesky_solve", "cpu")["torch_below_bytes"]
-_SMALL_BYTES: int = policy("cholesky_solve", "cpu")["torch_below_matrix_bytes"]
+_FEW: int = policy("cholesky_solve", "cpu")["torch_below"]
+_SMALL: int = policy("cholesky_solve", "cpu")["torch_below_matrix"]
 
 _forward = Op("cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor", batched=True)
 
@@ -43,7 +43,7 @@ def cholesky_solve(B: Tensor, L: Tensor, *, upper: bool = False) -> Tensor:
         >>> X = metalcore.cholesky_solve(B, metalcore.cholesky(A))
     """
     if (
-        ((B.nbytes < _FEW_BYTES and L.nbytes < _SMALL_BYTES) or _torch_is_ahead(B, L))
+        ((B.numel() < _FEW and L.numel() < _SMALL) or _torch_is_ahead(B, L))
         and B.dtype in LAPACK_TYPES
         and left_to_torch("cholesky_solve", B)
     ):

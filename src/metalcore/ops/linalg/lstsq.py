@@ -26,7 +26,7 @@ class LeastSquares(NamedTuple):
 
 
 # Single matrices from this on go by QR; for smaller ones torch's singular vectors take no longer.
-_SMALL_BYTES = 4 * 64 * 64
+_SMALL = 64 * 64
 
 
 def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSquares:
@@ -48,7 +48,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         >>> X, residuals, rank, S = metalcore.lstsq(A, B)
     """
     if (
-        A.nbytes < _SMALL_BYTES
+        A.numel() < _SMALL
         and A.ndim == B.ndim
         and B.dtype is A.dtype
         and torch_is_ahead(A, 1, 0)

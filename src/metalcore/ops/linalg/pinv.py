@@ -41,6 +41,11 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
         return _call_torch(A, rcond, hermitian)
     expect_float("pinv", A=A)
     (expect_square if hermitian else expect_matrix)("pinv", "A", A)
+    return by_kernels(A, rcond, hermitian)
+
+
+def by_kernels(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
+    """`pinv` of an A that is as it should be, whatever its size."""
     P: Tensor = _Pinv.apply(accumulate(A), cutoff(A, rcond), hermitian)  # type: ignore[no-untyped-call]
     return P.to(A.dtype)
 

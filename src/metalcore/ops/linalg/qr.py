@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """QR decomposition by Householder reflectors: A = Q R."""
 
-import math
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from metalcore._trace import left_to_torch
 
 _MODES = ("reduced", "complete", "r")
 _KNOBS = policy("qr", "cpu")
-_FEW_BYTES: int = _KNOBS["torch_below_bytes"]
+_FEW: int = _KNOBS["torch_below"]
 
 _forward = Op("qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True)
 
@@ -56,11 +55,12 @@ def torch_is_ahead(A: Tensor, mode: str) -> bool:
     rank = A.ndim
     if A.dtype not in LAPACK_TYPES or rank < 2:
         return False
-    if rank == 2 or A.nbytes < _FEW_BYTES:
+    if rank == 2 or A.numel() < _FEW:
         return True
     *_, m, n = A.shape
     batch, lanes = A.shape[:-2].numel(), 32 // A.itemsize
-    size = math.isqrt(m * max(m, n) if mode == "complete" else m * n)
+    # compilers know the power, but no isqrt
+    size = int((m * max(m, n) if mode == "complete" else m * n) ** 0.5)
     few = batch < lanes and batch * _KNOBS["lapack_speed"] < lanes * (size + 16)
     return size > _KNOBS["interleaved_up_to"] or (few and size > _KNOBS["interleaved_alone_up_to"])
 

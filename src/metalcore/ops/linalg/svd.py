@@ -26,7 +26,7 @@ _ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
 _GRAM_FROM: int = _KNOBS["gram_from"]
 _GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
 _FEW: int = _KNOBS["torch_below"]
-_SMALL_BYTES = 4 * _GRAM_FROM**2
+_SMALL = _GRAM_FROM**2
 
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
@@ -100,14 +100,14 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
 
 
 def torch_is_ahead(A: Tensor, least: int, few: int) -> bool:
-    """Whether torch is ahead for A: a batch of fewer than `few` float32 values, or one matrix that
+    """Whether torch is ahead for A: a batch of fewer than `few` values, or one matrix that
     is neither smaller than `least` x `least` nor large enough for what the kernel knows."""
-    rank, dtype, nbytes = A.ndim, A.dtype, A.nbytes
+    rank, dtype, values = A.ndim, A.dtype, A.numel()
     if rank < 2 or dtype not in LAPACK_TYPES:
         return False
     # most calls are told by this, without the shape: it takes as long as all the rest
-    if nbytes < 4 * few or (rank == 2 and nbytes < _SMALL_BYTES):
-        return nbytes >= 4 * least * least
+    if values < few or (rank == 2 and values < _SMALL):
+        return values >= least * least
     size = A.shape
     m, n = size[-2], size[-1]
     if rank > 2 and size[:-2].numel() != 1:

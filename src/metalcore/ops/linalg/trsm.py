@@ -20,8 +20,8 @@ from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 
 _KNOBS = policy("trsm", "cpu")
 # Right sides and matrices that are left to torch without a look at their shapes.
-_FEW_BYTES: int = _KNOBS["torch_below_bytes"]
-_SMALL_BYTES: int = _KNOBS["torch_below_matrix_bytes"]
+_FEW: int = _KNOBS["torch_below"]
+_SMALL: int = _KNOBS["torch_below_matrix"]
 
 _forward = Op(
     "trsm(Tensor A, Tensor B, bool lower, bool transpose, bool unit_diagonal) -> Tensor",
@@ -55,7 +55,7 @@ def trsm(
     """
     vectors = A.ndim != B.ndim and are_vectors(A, B)
     if (
-        ((B.nbytes < _FEW_BYTES and A.nbytes < _SMALL_BYTES) or _torch_is_ahead(A, B, vectors))
+        ((B.numel() < _FEW and A.numel() < _SMALL) or _torch_is_ahead(A, B, vectors))
         and A.dtype is B.dtype
         and B.dtype in LAPACK_TYPES
         and left_to_torch("trsm", B)
