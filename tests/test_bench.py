@@ -96,16 +96,16 @@ def test_torch_compile_is_a_peer_where_it_is_asked_for(monkeypatch: pytest.Monke
     (last,) = against_compiler([_bench(), bench])
     assert last.title == "train/rms_norm (wide, compiler, forward+backward)"
     # another compiler, which takes no time, and then none
-    from torch._inductor import cpp_builder
+    from torch._inductor import config, cpp_builder
 
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **o: compiled(f, backend="aot_eager", **o))
     (row,) = _rows(last)
     assert (row.peer, row.shape) == ("torch.compile", "5x12")
     assert isinstance(row.peer_ms, float)
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("a-compiler-that-is-not-there",))
-    cpp_builder.cpp_compiler_search.cache_clear()
-    (row,) = _rows(last)
+    with config.patch({"cpp.cxx": ("a-compiler-that-is-not-there",)}):
+        cpp_builder.cpp_compiler_search.cache_clear()
+        (row,) = _rows(last)
     cpp_builder.cpp_compiler_search.cache_clear()
     assert row.peer_ms == (
         "failed: torch.compile needs a C++ compiler; install g++ or name one in CXX"
