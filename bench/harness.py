@@ -203,7 +203,11 @@ def _truth(case: Case, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]
     outputs = _as_list(meaning(*exact))
     if not case.bench.backward:
         return list(case.bench.determined(*outputs)), None
-    grads = [torch.randn(y.shape, dtype=case.dtype, device=inputs[0].device) for y in outputs]
+    # a backward pass starts at a loss with 1
+    grads = [
+        (torch.randn if y.dim() else torch.ones)(y.shape, dtype=case.dtype, device=inputs[0].device)
+        for y in outputs
+    ]
     wanted = [x for x in exact if x.requires_grad]
     return [
         *(y.detach() for y in outputs),
