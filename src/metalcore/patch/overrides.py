@@ -7,7 +7,7 @@ costs 0.3 us. The other ways cost more: a kernel in the dispatcher (`torch.libra
 such call, in all threads, and a `TorchFunctionMode` 4 us for every function of torch.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -38,9 +38,10 @@ def enable_pytorch_overrides(
     softmax: bool = True,
     linalg: bool = True,
     optimizers: bool = True,
-    losses: bool = True,
     all: bool = False,
     verbose: bool = False,
+    *,
+    losses: bool = True,
 ) -> None:
     """Let torch's functions use metalcore from now on, in all threads.
 
@@ -63,7 +64,7 @@ def enable_pytorch_overrides(
         >>> metalcore.enable_pytorch_overrides()
     """
     chosen = (activations, embedding_bag, normalization, softmax, losses, linalg, optimizers)
-    groups = [g for g, wanted in zip(GROUPS, chosen, strict=True) if wanted or all]
+    groups = _groups(chosen, all)
     _replace.hold(_HOLDER, groups)
     if verbose:
         describe(groups)
@@ -107,9 +108,10 @@ def overrides(
     softmax: bool = True,
     linalg: bool = True,
     optimizers: bool = True,
-    losses: bool = True,
     all: bool = False,
     verbose: bool = False,
+    *,
+    losses: bool = True,
 ) -> Iterator[None]:
     """`enable_pytorch_overrides` for a block, and for the thread (and asyncio task) that runs it
     alone. Blocks may be nested; each adds its groups.
@@ -125,11 +127,15 @@ def overrides(
         ...     loss.backward()
     """
     chosen = (activations, embedding_bag, normalization, softmax, losses, linalg, optimizers)
-    groups = [g for g, wanted in zip(GROUPS, chosen, strict=True) if wanted or all]
+    groups = _groups(chosen, all)
     if verbose:
         describe(groups)
     with _replace.block(groups):
         yield
+
+
+def _groups(chosen: Sequence[bool], all: bool) -> list[str]:
+    return [g for g, wanted in zip(GROUPS, chosen, strict=True) if wanted or all]
 
 
 def describe(groups: Collection[str]) -> None:
