@@ -200,7 +200,7 @@ BENCHES = (
     ),
     *_benches(
         *("lstsq", "torch.linalg.lstsq", lambda f, A, B: f(A, B).solution),
-        *(_systems, {"batch": 1000, "n": 8}, _ONE, _LAPACK),
+        *(_systems, _BATCH, _ONE, _LAPACK),
     ),
     Bench(
         op="patch/adamw",

@@ -43,6 +43,45 @@ def test_of_many_solutions_the_smallest(size: tuple[int, ...]) -> None:
     assert found.residuals.numel() == 0
 
 
+@pytest.mark.parametrize("size", [(12, 7), (7, 12), (33, 33)])
+def test_each_of_a_batch_has_its_own_rank(size: tuple[int, int]) -> None:
+    m, n = size
+    full = torch.randn(9, m, n).double()
+    for i, rank in ((2, 3), (4, 1), (7, 0)):
+        full[i] = torch.randn(m, rank).double() @ torch.randn(rank, n).double()
+    B = torch.randn(9, m, 3).double()
+    for dtype in (torch.float32, torch.float64):
+        A = full.to(dtype)
+        with metalcore.trace() as t:
+            found = metalcore.lstsq(A, B.to(dtype))
+        assert (t.records[0].op, t.records[0].variant) == ("svd_solve", "interleaved")
+        truth = torch.linalg.lstsq(
+            full, B, rcond=max(size) * torch.finfo(dtype).eps, driver="gelsd"
+        )
+        assert found.rank.equal(truth.rank)
+        condition = (
+            full.norm(dim=(1, 2)) * metalcore.pinv(full, rcond=1e-9).norm(dim=(1, 2))
+        ).max()
+        assert error(found.singular_values, truth.singular_values) <= tolerance("svd", dtype, n)
+        allowed = tolerance("svd", dtype, m * n) * float(condition) ** 2
+        assert error(found.solution, truth.solution) <= allowed
+        # the others are not touched by those that need more work
+        alone = metalcore.lstsq(A[[0, 1, 3, 5, 6, 8] * 2], B.to(dtype)[[0, 1, 3, 5, 6, 8] * 2])
+        assert found.solution[[0, 1, 3, 5, 6, 8]].equal(alone.solution[:6])
+
+
+def test_a_batch_with_nan_and_inf() -> None:
+    A, b = torch.randn(9, 4, 3), torch.randn(9, 4)
+    good = metalcore.lstsq(A, b).solution
+    A[5, 1, 1] = torch.inf
+    found = metalcore.lstsq(A, b)
+    assert found.solution[5].isnan().all()
+    assert found.solution[:5].equal(good[:5])
+    A[5, 1, 1] = torch.nan
+    with pytest.raises(RuntimeError, match=rf"^{NAME}: .*Batch element 5"):
+        metalcore.lstsq(A, b)
+
+
 def test_vectors_and_broadcast_batches() -> None:
     A, b = torch.randn(3, 5, 2).double(), torch.randn(3, 5).double()
     found = metalcore.lstsq(A, b)

@@ -37,6 +37,16 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], full: bool) 
             check_op(backend, "svdvals", (A,), reduces_over=over, differentiable=False)
 
 
+@pytest.mark.parametrize("size", [(9, 8, 8), (3, 16, 11), (9, 3, 7), (0, 4, 3), (2, 3, 0)])
+def test_solutions(backend: Backend, size: tuple[int, ...]) -> None:
+    *batch, m, n = size
+    for dtype in backend.dtypes:
+        # far from singular: the solution is as exact as the decomposition
+        A = backend.randn(*size, dtype=dtype) + 9 * torch.eye(m, n, dtype=dtype).to(backend.device)
+        B, rcond = backend.randn(*batch, m, 2, dtype=dtype), backend.randn(*batch, dtype=dtype) * 0
+        check_op(backend, "svd_solve", (A, B, rcond), reduces_over=16 * 16, differentiable=False)
+
+
 def test_more_rows_than_lanes(backend: Backend) -> None:
     A = backend.randn(2, 33, 9)
     check_op(backend, "svd", (A, True), reduces_over=33 * 16, differentiable=False)
@@ -141,6 +151,7 @@ def test_a_gram_matrix_is_refused_where_it_would_cost_orthogonality() -> None:
 def test_gradients() -> None:
     check_registration("svd", (torch.randn(2, 4, 3), False))
     check_registration("svdvals", (torch.randn(2, 3, 4),))
+    check_registration("svd_solve", (torch.randn(2, 4, 3), torch.randn(2, 4, 1), torch.zeros(2)))
 
 
 @pytest.mark.parametrize("size", [(5, 3), (3, 5), (4, 4)])

@@ -17,6 +17,7 @@
 #include <memory>
 #include <utility>
 
+#include "math.h"
 #include "simd.h"
 #include "tensor.h"
 
@@ -58,12 +59,12 @@ inline V sqrt(V v) {
 
 template <typename V>
 inline V max(V a, V b) {
-  return a > b ? a : b;
+  return simd::larger(a, b);
 }
 
 template <typename V>
 inline V min(V a, V b) {
-  return a < b ? a : b;
+  return simd::smaller(a, b);
 }
 
 // |magnitude| with the sign of `sign`; -0 counts as negative.

@@ -160,9 +160,9 @@ inline Rotation<T> shears(Mask<T> active, Vec<T> c, Vec<T> s) {
 
 // One QR step on columns [first, last] of every active lane. With ZeroShift the form that also
 // carries zeros on the diagonal to the end of the block (Demmel and Kahan).
-template <bool ZeroShift, bool Keep, typename T>
-void step(T* d, T* e, const Blocks<T>& b, int64_t first, int64_t last, Pending<T>* pending) {
-  if (Keep) pending->begin(first, last);
+template <bool ZeroShift, typename T>
+void step(T* d, T* e, const Blocks<T>& b, int64_t first, int64_t last, Pending<T>& pending) {
+  pending.begin(first, last);
   const Vec<T> one = splat<T>(1);
   const Vec<T> shift = smaller_singular_value<T>(b.before, b.above, b.corner);
   Vec<T> f = {}, g = {}, oldc = one, olds = {};
@@ -205,16 +205,14 @@ void step(T* d, T* e, const Blocks<T>& b, int64_t first, int64_t last, Pending<T
     at(d, i) = active ? diagonal : di;
     at(d, i + 1) = active ? below : next;
     at(e, i) = ends ? here : at(e, i);
-    if (Keep) {
-      pending->left()[i - first] = shears<T>(active, cl, sl);
-      pending->right()[i - first] = shears<T>(active, cr, sr);
-    }
+    pending.left()[i - first] = shears<T>(active, cl, sl);
+    pending.right()[i - first] = shears<T>(active, cr, sr);
   }
 }
 
 // Makes B diagonal. Returns the lanes that did not converge.
-template <bool Keep, typename T>
-Mask<T> diagonalize(T* d, T* e, int64_t n, Pending<T>* pending) {
+template <typename T>
+Mask<T> diagonalize(T* d, T* e, int64_t n, Pending<T>& pending) {
   constexpr int64_t kStepsPerValue = 30;
   Vec<T> largest = {};
   for (int64_t i = 0; i < n; ++i) {
@@ -232,12 +230,12 @@ Mask<T> diagonalize(T* d, T* e, int64_t n, Pending<T>* pending) {
     }
     if (first > last) break;
     if (lanes::any(b.active & (b.smallest <= negligible))) {
-      step<true, Keep>(d, e, b, first, last, pending);
+      step<true>(d, e, b, first, last, pending);
     } else {
-      step<false, Keep>(d, e, b, first, last, pending);
+      step<false>(d, e, b, first, last, pending);
     }
   }
-  if (Keep) pending->flush();
+  pending.flush();
   return b.active;
 }
 

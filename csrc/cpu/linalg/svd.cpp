@@ -3,6 +3,7 @@
 // lane; large float32 ones by the eigenvectors of their Gram matrix in float64 where their
 // condition allows it; the rest by LAPACK, after a QR factorization where they are long.
 
+#include <functional>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -10,6 +11,8 @@
 #include "../common/aten.h"
 #include "../common/policy.h"
 #include "bidiagonal_qr.h"
+#include "bidiagonal_solve.h"
+#include "bidiagonal_values.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -37,22 +40,31 @@ struct Decomposed {
   Tensor U, S, V, info;
 };
 
+// What is found of least squares problems.
+struct Solved {
+  Tensor X, S, rank, info;
+};
+
 // The workspace of a group of matrices, tall or square.
 template <typename T>
 struct Group {
   int64_t m, n;
   Panels<T> a, u, v;
   Bidiagonal<T> b;
-  T* pending;
+  T* pending;  // also what `find_values` needs
+  T* rest;     // the `more` registers that were asked for
 
   static int64_t scratch(int64_t m) { return bidiagonal::panels(m) * bidiagonal::kRows; }
   static int64_t registers(int64_t m, int64_t n, int64_t columns) {
     return scratch(m) * n + scratch(m) * columns + scratch(n) * n + 4 * n + 3 * scratch(m) +
-           Pending<T>::registers(n);
+           shared(n);
+  }
+  static int64_t shared(int64_t n) {
+    return std::max(Pending<T>::registers(n), bidiagonal::values_registers(n));
   }
 
-  Group(int64_t m, int64_t n, int64_t columns) : m(m), n(n) {
-    T* next = lanes::workspace<T>(registers(m, n, columns) * kLanes<T>);
+  Group(int64_t m, int64_t n, int64_t columns, int64_t more = 0) : m(m), n(n) {
+    T* next = lanes::workspace<T>((registers(m, n, columns) + more) * kLanes<T>);
     const auto take = [&](int64_t count) {
       T* taken = next;
       next += count * kLanes<T>;
@@ -63,7 +75,8 @@ struct Group {
     v = {take(scratch(n) * n), n, n};
     for (T** x : {&b.d, &b.e, &b.tauq, &b.taup}) *x = take(n);
     for (T** x : {&b.column, &b.row, &b.product}) *x = take(scratch(m));
-    pending = take(Pending<T>::registers(n));
+    pending = take(shared(n));
+    rest = next;
   }
 };
 
@@ -85,26 +98,36 @@ Vec<T> scale_to_one(T* x, int64_t elements, Mask<T>& broken) {
   return largest == 0 ? splat<T>(1) : power;
 }
 
-// Decomposes what stands in g.u as rows of n values. Returns info.
+// A = Q B P^T of what stands in g.u as rows of n values, scaled to about 1. Returns the scale.
 template <typename T>
-Mask<T> decompose(Group<T>& g, bool vectors) {
+Vec<T> bidiagonalize(Group<T>& g, Mask<T>& broken) {
   const int64_t m = g.m, n = g.n;
-  Mask<T> broken;
   const Vec<T> power = scale_to_one(g.u.w, m * n, broken);
   std::memset(g.a.w, 0, g.a.registers() * sizeof(Vec<T>));
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) g.a(i, j) = at(g.u.w, i * n + j);
   }
   bidiagonal::reduce(g.a, g.b);
-  Mask<T> failed;
-  if (vectors) {
-    bidiagonal::form_q(g.a, g.b, g.u);
-    bidiagonal::form_p(g.a, g.b, g.v);
-    Pending<T> pending(g.pending, n, g.u, g.v);
-    failed = bidiagonal::diagonalize<true>(g.b.d, g.b.e, n, &pending);
-  } else {
-    failed = bidiagonal::diagonalize<false, T>(g.b.d, g.b.e, n, nullptr);
-  }
+  return power;
+}
+
+// Singular vectors of B and with them those of A: not all values are positive yet.
+template <typename T>
+Mask<T> find_vectors(Group<T>& g) {
+  bidiagonal::form_q(g.a, g.b, g.u);
+  bidiagonal::form_p(g.a, g.b, g.v);
+  Pending<T> pending(g.pending, g.n, g.u, g.v);
+  return bidiagonal::diagonalize(g.b.d, g.b.e, g.n, pending);
+}
+
+// Decomposes what stands in g.u as rows of n values. Returns info.
+template <typename T>
+Mask<T> decompose(Group<T>& g, bool vectors) {
+  const int64_t n = g.n;
+  Mask<T> broken;
+  const Vec<T> power = bidiagonalize(g, broken);
+  const Mask<T> failed =
+      vectors ? find_vectors(g) : bidiagonal::find_values(g.b.d, g.b.e, n, g.pending);
   const Vec<T> bad = splat(std::numeric_limits<T>::quiet_NaN());
   for (int64_t j = 0; j < n; ++j) {
     const Mask<T> negative = at(g.b.d, j) < 0;
@@ -115,6 +138,63 @@ Mask<T> decompose(Group<T>& g, bool vectors) {
   if (vectors && lanes::any(broken)) {
     for (int64_t i = 0; i < g.u.registers(); ++i) at(g.u.w, i) = broken ? bad : at(g.u.w, i);
   }
+  return broken ? Mask<T>{} + kNotFinite : failed & 1;
+}
+
+// Right sides of a group of least squares problems, [rows][columns], and what solving them needs.
+template <typename T>
+struct Sides {
+  int64_t columns;
+  T *c, *given, *d, *e;
+
+  static int64_t registers(int64_t m, int64_t n, int64_t columns) {
+    return 2 * m * columns + 2 * n;
+  }
+};
+
+// The solution of smallest norm in place of the right sides; singular values up to `rcond` times
+// the largest count as zero. A is in g.u; with `wide` it stands there transposed. The values come
+// to g.b.d, how many of them count to `rank`. Returns info.
+template <typename T>
+Mask<T> solve(Group<T>& g, const Sides<T>& sides, bool wide, Vec<T> rcond, Mask<T>& rank) {
+  const int64_t n = g.n, columns = sides.columns, unknowns = wide ? g.m : n;
+  T* c = sides.c;
+  Mask<T> broken;
+  const Vec<T> power = bidiagonalize(g, broken);
+  // values of a copy of B first: they tell whether B may be divided by
+  std::memcpy(sides.d, g.b.d, n * sizeof(Vec<T>));
+  std::memcpy(sides.e, g.b.e, n * sizeof(Vec<T>));
+  const Mask<T> failed = bidiagonal::find_values(sides.d, sides.e, n, g.pending);
+  Vec<T> least = at(sides.d, 0), most = least;
+  for (int64_t j = 1; j < n; ++j) {
+    least = lanes::min(least, at(sides.d, j));
+    most = lanes::max(most, at(sides.d, j));
+  }
+  const Vec<T> limit = rcond * most;
+  rank = Mask<T>{};
+  for (int64_t j = 0; j < n; ++j) rank -= at(sides.d, j) > limit;
+  const Mask<T> deficient = !(least > limit);
+  if (lanes::any(deficient)) {
+    std::memcpy(sides.given, c, (wide ? n : g.m) * columns * sizeof(Vec<T>));
+  }
+  if (wide) {
+    bidiagonal::solve_wide(g.a, g.b, c, columns);
+  } else {
+    bidiagonal::solve_tall(g.a, g.b, c, columns);
+  }
+  if (lanes::any(deficient)) {
+    find_vectors(g);
+    for (int64_t j = 0; j < n; ++j) {
+      const Vec<T> s = at(g.b.d, j);
+      at(g.b.d, j) = lanes::abs(s) > limit ? splat<T>(1) / s : Vec<T>{};
+    }
+    const Panels<T>&left = wide ? g.v : g.u, &right = wide ? g.u : g.v;
+    bidiagonal::solve_by_vectors(left, right, g.b.d, n, sides.given, columns, deficient, c);
+  }
+  const Vec<T> bad = splat(std::numeric_limits<T>::quiet_NaN());
+  const Vec<T> inverse = broken ? bad : splat<T>(1) / power;
+  for (int64_t i = 0; i < unknowns * columns; ++i) at(c, i) *= inverse;
+  for (int64_t j = 0; j < n; ++j) at(g.b.d, j) = broken ? bad : at(sides.d, j) * power;
   return broken ? Mask<T>{} + kNotFinite : failed & 1;
 }
 
@@ -135,6 +215,34 @@ void write_columns(const Panels<T>& x, const int32_t* order, int64_t n, int64_t 
   }
 }
 
+// The order of each lane's singular values, [count][n].
+template <typename T>
+std::vector<int32_t> descending(const Group<T>& g, int64_t count) {
+  std::vector<int32_t> order(count * g.n);
+  for (int64_t l = 0; l < count; ++l) {
+    int32_t* mine = order.data() + l * g.n;
+    const auto value = [&](int32_t j) { return at(g.b.d, j)[l]; };
+    std::iota(mine, mine + g.n, 0);
+    std::stable_sort(mine, mine + g.n, [&](int32_t i, int32_t j) { return value(i) > value(j); });
+  }
+  return order;
+}
+
+// Singular values of a group, descending, and info.
+template <typename T>
+void write_values(const Group<T>& g, Mask<T> info, int64_t first, int64_t count, const Tensor& S,
+                  const Tensor& infos) {
+  T* s = mutable_data<T>(S) + first * g.n;
+  lanes::unpack(g.b.d, g.n, g.n, count, s);
+  for (int64_t l = 0; l < count; ++l) {
+    // nearly in order already: the smallest ones were found first, at the end
+    for (T *x = s + l * g.n, *end = x + g.n, *y = x; y != end; ++y) {
+      std::rotate(std::upper_bound(x, y, *y, std::greater<T>()), y, y + 1);
+    }
+    mutable_data<int32_t>(infos)[first + l] = int32_t(info[l]);
+  }
+}
+
 template <typename T>
 void svd_interleaved(const Tensor& A, bool vectors, const Decomposed& out) {
   const int64_t m = A.size(-2), n = A.size(-1), batch = out.info.numel();
@@ -143,22 +251,39 @@ void svd_interleaved(const Tensor& A, bool vectors, const Decomposed& out) {
     Group<T> g(m, n, columns);
     lanes::pack(data<T>(A) + first * m * n, m * n, m * n, count, g.u.w);
     const Mask<T> info = decompose(g, vectors);
-    std::vector<int32_t> order(count * n);
-    T* s = mutable_data<T>(out.S) + first * n;
-    for (int64_t l = 0; l < count; ++l) {
-      int32_t* mine = order.data() + l * n;
-      const auto value = [&](int64_t j) { return at(g.b.d, j)[l]; };
-      std::iota(mine, mine + n, 0);
-      std::stable_sort(mine, mine + n, [&](int32_t i, int32_t j) { return value(i) > value(j); });
-      for (int64_t j = 0; j < n; ++j) s[l * n + j] = value(mine[j]);
-      mutable_data<int32_t>(out.info)[first + l] = int32_t(info[l]);
-    }
+    write_values(g, info, first, count, out.S, out.info);
     if (!vectors) return;
+    const std::vector<int32_t> order = descending(g, count);
     // the input is used up: its place holds rows on their way out
     T *row = g.a.w, *values = g.b.column;
     write_columns(g.u, order.data(), n, count, row, values,
                   mutable_data<T>(out.U) + first * m * columns);
     write_columns(g.v, order.data(), n, count, row, values, mutable_data<T>(out.V) + first * n * n);
+  });
+}
+
+// A is tall; with `wide` it is the transpose of what is to be solved.
+template <typename T>
+void solve_interleaved(const Tensor& A, const Tensor& B, const Tensor& rcond, bool wide,
+                       const Solved& out) {
+  const int64_t m = A.size(-2), n = A.size(-1), columns = B.size(-1), batch = out.info.numel();
+  const int64_t from = B.size(-2) * columns, to = out.X.size(-2) * columns;
+  const int64_t flops = 8 * m * n * n + 4 * m * n * columns;
+  lanes::for_each_group<T>(batch, flops, [&](int64_t first, int64_t count) {
+    Group<T> g(m, n, n, Sides<T>::registers(m, n, columns));
+    Sides<T> sides = {columns, g.rest, nullptr, nullptr, nullptr};
+    sides.given = sides.c + m * columns * kLanes<T>;
+    sides.d = sides.given + m * columns * kLanes<T>;
+    sides.e = sides.d + n * kLanes<T>;
+    lanes::pack(data<T>(A) + first * m * n, m * n, m * n, count, g.u.w);
+    lanes::pack(data<T>(B) + first * from, from, from, count, sides.c);
+    Vec<T> limit = {};
+    for (int64_t l = 0; l < count; ++l) limit[l] = data<T>(rcond)[first + l];
+    Mask<T> rank;
+    const Mask<T> info = solve(g, sides, wide, limit, rank);
+    write_values(g, info, first, count, out.S, out.info);
+    for (int64_t l = 0; l < count; ++l) mutable_data<int64_t>(out.rank)[first + l] = rank[l];
+    lanes::unpack(sides.c, to, to, count, mutable_data<T>(out.X) + first * to);
   });
 }
 
@@ -331,11 +456,69 @@ std::tuple<Tensor, Tensor> svdvals(const Tensor& A) {
   return {out.S, out.info};
 }
 
+// V diag(1 / S) U^T B, over the values that count.
+template <typename T>
+Solved solve_by_vectors(const Decomposed& parts, const Tensor& B, const Tensor& rcond,
+                        Tensor rank) {
+  const int64_t n = parts.S.size(-1), batch = rcond.numel();
+  Tensor inverse = cpu::empty_like(parts.S);
+  for (int64_t b = 0; b < batch; ++b) {
+    const T* s = data<T>(parts.S) + b * n;
+    const T limit = n > 0 ? data<T>(rcond)[b] * s[0] : 0;
+    mutable_data<int64_t>(rank)[b] = std::count_if(s, s + n, [&](T x) { return x > limit; });
+    // 1 / NaN is NaN
+    std::transform(s, s + n, mutable_data<T>(inverse) + b * n,
+                   [&](T x) { return x <= limit ? 0 : 1 / x; });
+  }
+  const Tensor turned = aten<1>("aten::matmul", "", transpose(parts.U, -2, -1), B)[0];
+  const Tensor scaled =
+      aten<1>("aten::mul", "Tensor", turned, torch::stable::unsqueeze(inverse, -1))[0];
+  return {dense(aten<1>("aten::matmul", "", parts.V, scaled)[0]), parts.S, rank, parts.info};
+}
+
+template <typename T>
+Solved solve_batch(const Tensor& A, const Tensor& B, const Tensor& rcond) {
+  const int64_t M = A.size(-2), N = A.size(-1), m = std::max(M, N), n = std::min(M, N);
+  const int64_t dim = A.dim(), batch = rcond.numel();
+  std::vector<int64_t> sizes(B.sizes().begin(), B.sizes().end());
+  const Tensor rank = cpu::empty(sizes.data(), dim - 2, ScalarType::Long);
+  if (B.numel() == 0 || n == 0 || !side_by_side(m, n, batch, kLanes<T>)) {
+    return solve_by_vectors<T>(decompose(A, false, true), B, rcond, rank);
+  }
+  metalcore_variant = "interleaved";
+  Solved out;
+  sizes[dim - 2] = N;
+  out.X = cpu::empty(sizes.data(), dim, A.scalar_type());
+  sizes[dim - 2] = n;
+  out.S = cpu::empty(sizes.data(), dim - 1, A.scalar_type());
+  out.info = cpu::empty(sizes.data(), dim - 2, ScalarType::Int);
+  out.rank = rank;
+  const bool wide = M < N;
+  solve_interleaved<T>(dense(wide ? transpose(A, -2, -1) : A), B, rcond, wide, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> svd_solve(const Tensor& A_in, const Tensor& B_in,
+                                                     const Tensor& rcond_in) {
+  STD_TORCH_CHECK(A_in.dim() == B_in.dim() && A_in.size(-2) == B_in.size(-2) &&
+                      rcond_in.dim() == A_in.dim() - 2 &&
+                      A_in.numel() == rcond_in.numel() * A_in.size(-2) * A_in.size(-1) &&
+                      B_in.numel() == rcond_in.numel() * B_in.size(-2) * B_in.size(-1),
+                  "svd_solve: A must be [..., M, N], B [..., M, K] and rcond [...], of one batch");
+  const ScalarType given = A_in.scalar_type(), dtype = accumulate_dtype(given);
+  const Tensor A = to_dtype(A_in, dtype), B = dense(to_dtype(B_in, dtype));
+  const Tensor rcond = dense(to_dtype(rcond_in, dtype));
+  const Solved out = dtype == ScalarType::Double ? solve_batch<double>(A, B, rcond)
+                                                 : solve_batch<float>(A, B, rcond);
+  return {to_dtype(out.X, given), to_dtype(out.S, given), out.rank, out.info};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
   m.impl("svd", TORCH_BOX(&svd));
   m.impl("svdvals", TORCH_BOX(&svdvals));
+  m.impl("svd_solve", TORCH_BOX(&svd_solve));
 }
 
 }  // namespace metalcore::cpu

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches of svd and svdvals."""
+"""Launches of svd, svdvals and svd_solve."""
 
 import math
 
@@ -48,6 +48,35 @@ def plan_svdvals(policy: Values, A: Tensor) -> Planned | None:
         return None
     steps, (_, S, _, info) = _decompose(policy, A, False, vectors=False)
     return steps, (S, info)
+
+
+@metal_kernel("svd_solve")
+def plan_solve(policy: Values, A: Tensor, B: Tensor, rcond: Tensor) -> Planned | None:
+    if A.dtype not in MSL_TYPE:
+        return None
+    steps, (U, S, V, info) = _decompose(policy, A.float(), False, vectors=True)
+    X = B.new_empty(*B.shape[:-2], A.shape[-1], B.shape[-1])
+    values, rank = torch.empty_like(S, dtype=A.dtype), torch.empty_like(info, dtype=torch.int64)
+    parts = (U, S, V, B, rcond)
+    return [*steps, Call(_solve, (*parts, X, values, rank))], (X, values, rank, info)
+
+
+def _solve(
+    U: Tensor,
+    S: Tensor,
+    V: Tensor,
+    B: Tensor,
+    rcond: Tensor,
+    X: Tensor,
+    values: Tensor,
+    rank: Tensor,
+) -> None:
+    """X = V diag(1 / S) U^T B over the values that count."""
+    limit = rcond.float()[..., None] * S[..., :1]
+    inverse = (1 / S).masked_fill(limit >= S, 0.0)
+    X.copy_(V @ (inverse[..., None] * (U.mT @ B.float())))
+    values.copy_(S)
+    rank.copy_((limit < S).sum(-1))
 
 
 def _decompose(policy: Values, A: Tensor, full: bool, vectors: bool) -> tuple[list[Step], Outputs]:

@@ -10,9 +10,14 @@ from metalcore._check import expect_float, expect_matrix, expect_same_dtype
 from metalcore._op import accumulate
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg._systems import are_vectors, as_one_batch
-from metalcore.ops.linalg.pinv import cutoff, inverted, pinv
+from metalcore.ops.linalg.pinv import cutoff, pinv
 from metalcore.ops.linalg.qr import qr
-from metalcore.ops.linalg.svd import svd, svdvals, torch_is_ahead
+from metalcore.ops.linalg.svd import (
+    solves_side_by_side,
+    svd_solve,
+    svdvals,
+    torch_is_ahead,
+)
 from metalcore.ops.linalg.trsm import trsm
 
 
@@ -68,12 +73,11 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     if torch.is_grad_enabled() and A.requires_grad:
         # the gradient of the pseudo-inverse needs no gaps between singular values
         S = svdvals(A.detach())
-        X = pinv(A, rcond=rcond if rcond is not None else limit) @ B
-    elif A.is_cpu and min(M, N) > 0:
-        X, S = _by_qr(A, B, limit)
+        X, rank = pinv(A, rcond=rcond if rcond is not None else limit) @ B, _rank(S, limit)
+    elif A.is_cpu and min(M, N) > 0 and not solves_side_by_side(A):
+        X, S, rank = _by_qr(A, B, limit)
     else:
-        X, S = _by_singular_vectors(A, B, limit)
-    rank = (limit * S[..., :1] < S).sum(-1)
+        X, S, rank = _by_singular_values(A, B, limit)
     if N < M and bool((rank == N).all()):
         residuals = (A @ X - B).square().sum(-2)
     else:
@@ -81,17 +85,26 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     if vectors:
         X = X.squeeze(-1)
         residuals = residuals.squeeze(-1) if residuals.numel() else residuals
-    return LeastSquares(X.to(dtype), residuals.to(dtype), rank, S.to(dtype))
+    if dtype is not S.dtype:
+        X, residuals, S = X.to(dtype), residuals.to(dtype), S.to(dtype)
+    return LeastSquares(X, residuals, rank, S)
 
 
-def _by_singular_vectors(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor]:
-    U, S, V = svd(A)
-    if S.shape[-1] == 0:
-        return A.new_zeros(*A.shape[:-2], A.shape[-1], B.shape[-1]), S
-    return V @ (inverted(S, limit)[..., None] * (U.mT @ B)), S
+Found = tuple[Tensor, Tensor, Tensor]
 
 
-def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor]:
+def _rank(S: Tensor, limit: float | Tensor) -> Tensor:
+    return (limit * S[..., :1] < S).sum(-1)
+
+
+def _by_singular_values(A: Tensor, B: Tensor, limit: float | Tensor) -> Found:
+    batch = A.shape[:-2]
+    if isinstance(limit, Tensor):
+        return svd_solve(A, B, limit.squeeze(-1).to(A.dtype).expand(batch))
+    return svd_solve(A, B, torch.full(batch, limit, dtype=A.dtype, device=A.device))
+
+
+def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> Found:
     """A = Q R, or A^T = Q R for wide matrices. The singular values of R are those of A; their
     vectors are only needed where one of them counts as zero."""
     M, N = A.shape[-2:]
@@ -103,8 +116,9 @@ def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor]
         Q, R = qr(A if M >= N else A.mT)
         C = Q.mT @ B if M >= N else B
     S: Tensor = svdvals(R)
-    if not bool((limit * S[..., :1] < S[..., -1:]).all()):
-        return _by_singular_vectors(A, B, limit)
+    rank = _rank(S, limit)
+    if not bool((rank == S.shape[-1]).all()):
+        return _by_singular_values(A, B, limit)
     if M >= N:
-        return trsm(R, C, lower=False), S
-    return Q @ trsm(R, C, lower=False, transpose=True), S
+        return trsm(R, C, lower=False), S, rank
+    return Q @ trsm(R, C, lower=False, transpose=True), S, rank

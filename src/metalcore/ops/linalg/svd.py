@@ -33,6 +33,10 @@ _forward = Op(
     batched=True,
 )
 _values = Op("svdvals(Tensor A) -> (Tensor S, Tensor info)", batched=True)
+_solve = Op(
+    "svd_solve(Tensor A, Tensor B, Tensor rcond) -> (Tensor X, Tensor S, Tensor rank, Tensor info)",
+    batched=True,
+)
 
 
 def svd(
@@ -99,6 +103,35 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     return S
 
 
+def svd_solve(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """X of smallest norm with ||A X - B|| smallest, and the singular values and rank of A.
+
+    Args:
+        A: [..., M, N].
+        B: [..., M, K].
+        rcond: [...]: singular values up to this times the largest count as zero.
+
+    Returns:
+        X [..., N, K], S [..., min(M, N)], descending, and the rank [...]. An error for NaN in A.
+
+    Example:
+        >>> X, S, rank = svd_solve(A, B, torch.full(A.shape[:-2], 1e-6))
+    """
+    X, S, rank, info = _solve(A, B, rcond)
+    _expect_decomposed("lstsq", A, info)
+    return X, S, rank
+
+
+def solves_side_by_side(A: Tensor) -> bool:
+    """Whether `svd_solve` has matrices [..., M, N] for every lane: it is fastest then."""
+    m, n = max(A.shape[-2:]), min(A.shape[-2:])
+    return (
+        A.shape[:-2].numel() >= 8
+        and m <= max(2 * n, 256)
+        and m * n <= _KNOBS["interleaved_up_to"] ** 2
+    )
+
+
 def torch_is_ahead(A: Tensor, least: int, few: int) -> bool:
     """Whether torch is ahead for A: a batch of fewer than `few` values, or one matrix that
     is neither smaller than `least` x `least` nor large enough for what the kernel knows."""
@@ -161,6 +194,15 @@ def _(A: Tensor) -> tuple[Tensor, Tensor]:
     return S.to(A.dtype), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
 
 
+@_solve.reference
+def _(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, ...]:
+    U, S, V, info = _forward.meaning(accumulate(A), False)
+    counts = accumulate(rcond)[..., None] * S[..., :1] < S
+    inverse = torch.where(counts, 1 / S, torch.zeros_like(S))
+    X = V @ (inverse[..., None] * (U.mT @ accumulate(B)))
+    return X.to(A.dtype), S.to(A.dtype), counts.sum(-1), info
+
+
 @_forward.example
 def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(5, 6, 8).to(dtype), False), reduces_over=8)
@@ -185,6 +227,13 @@ def _(dtype: torch.dtype) -> Example:
 @_values.example
 def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(5, 9, 6).to(dtype),), reduces_over=9)
+
+
+@_solve.example
+def _(dtype: torch.dtype) -> Example:
+    # far from singular: the solution is as exact as the decomposition
+    A = torch.randn(5, 9, 6) + 9 * torch.eye(9, 6)
+    return Example((A.to(dtype), torch.randn(5, 9, 2).to(dtype), torch.zeros(5).to(dtype)), 9)
 
 
 @_forward.determines
@@ -226,6 +275,9 @@ def _(ctx: Any, dU: Tensor, dS: Tensor, dV: Tensor, _info: Any) -> Any:
 
 def _save_values(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs)
+
+
+_solve.differentiate_reference()
 
 
 @_values.gradient(save=_save_values)
