@@ -4,14 +4,14 @@
 from functools import cache
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from metalcore._trace import tensors, trace
+from metalcore._trace import WatchingMode, tensors, trace
 from metalcore.metal.launch import PLANS, execute
 from metalcore.metal.source import Compiler
 
 
-class simulate(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
+class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
     """Compute metalcore ops on CPU tensors with their Metal kernels, executed by mslsim.
 
     The very code that runs on a Mac (plan, source, arguments, kernels) runs here, and whatever

@@ -16,11 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from metalcore import _native
 
-# By their own names: to look them up takes as long as the calls. A compiler takes the first one for
-# true, in a single frame; its later stages run under a mode.
+# By its own name: to look it up takes as long as the call. A compiler takes it for true.
 _is_compiling = torch.compiler.is_dynamo_compiling
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
 
 
 class Record(NamedTuple):
@@ -36,6 +33,8 @@ class Record(NamedTuple):
 
 
 _last = threading.local()
+# The traces and simulations that were entered, on any thread.
+_entered: list[Any] = []
 
 
 def tensors(args: Iterable[Any]) -> Iterator[Tensor]:
@@ -52,7 +51,20 @@ def note(path: str, variant: str = "") -> None:
     _last.how = (path, variant)
 
 
-class trace(TorchDispatchMode):  # noqa: N801  (reads as a function at the call)
+class WatchingMode(TorchDispatchMode):
+    """A mode that wants to see every op, also those that torch could compute."""
+
+    def __enter__(self) -> Any:
+        _entered.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _entered.remove(self)
+
+
+class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
     """Record every metalcore op that runs inside the block, on any thread of autograd.
 
     Example:
@@ -145,15 +157,10 @@ def _printed(table: Table) -> str:
 def left_to_torch(op: str, x: Tensor) -> bool:
     """Whether torch itself, which is ahead for such an `x`, may compute `op`: on a CPU.
 
-    A trace shows the path `torch`. Compilers, the simulator and function transforms want the op:
-    its kernel makes the same choice for itself, in a call that takes 5 us.
+    A trace shows the path `torch`. Compilers and the simulator want the op: its kernel makes the
+    same choice for itself, in a call that takes 5 us.
     """
-    return (
-        x.is_cpu
-        and not _is_compiling()
-        and not _transforms()
-        and (not _modes() or note_torch(op, x))
-    )
+    return x.is_cpu and not _is_compiling() and (not _entered or note_torch(op, x))
 
 
 def note_torch(op: str, x: Tensor) -> bool:

@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from metalcore._check import is_eager
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
@@ -50,6 +51,8 @@ def kl_div(
         input.numel() < _TORCH_BELOW
         and reduction in _REDUCTIONS
         and are_alike(input, target)
+        # torch's has no rule for vmap
+        and is_eager()
         and left_to_torch("kl_div", input)
     ):
         loss = torch.kl_div(input, target, _REDUCTIONS[reduction], log_target=log_target)
