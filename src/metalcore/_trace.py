@@ -56,7 +56,7 @@ class WatchingMode(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         _entered.append(self)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
