@@ -3,6 +3,7 @@
 
 import gc
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -278,7 +279,11 @@ def _path(side: Side) -> tuple[str, str]:
 
 
 def _time(sides: list[Side], device: str) -> None:
-    """Fill in the seconds of each side: samples in turn, each round starting with another side."""
+    """Fill in the seconds of each side: samples in turn, in another order in each round.
+
+    What runs before a sample shows in it: threads of scipy and of MLX stay awake for a while.
+    """
+    order = random.Random(0)
     with _no_garbage_collection():
         for side in sides:
             while (seconds := _sample(side, device)) * side.repeats < _SAMPLE_SECONDS:
@@ -289,8 +294,7 @@ def _time(sides: list[Side], device: str) -> None:
             or spent < _BUDGET_SECONDS
             or (spent < 3 * _BUDGET_SECONDS and not all(map(_settled, sides)))
         ):
-            first = rounds % len(sides)
-            for side in sides[first:] + sides[:first]:
+            for side in order.sample(sides, len(sides)):
                 side.seconds.append(_sample(side, device))
             rounds += 1
             spent = synchronized(device) - start

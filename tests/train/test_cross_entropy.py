@@ -351,3 +351,23 @@ def test_bad_input_is_named(call, kind, message) -> None:  # type: ignore[no-unt
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == f"cross_entropy: {message}"
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_small_float16_gradients_survive_until_the_loss_is_scaled(inplace: bool) -> None:
+    x, target = (torch.randn(512, 4000) * 2).half(), torch.randint(0, 4000, (512,))
+    target[::3] = -100
+    # the largest power of two but one in float16, as which the loss and its gradient come
+    weight, scale = torch.rand(4000), 2.0**14
+    for w in (None, weight):
+        logits = x.clone().requires_grad_()
+        # a copy, because a leaf may not be overwritten
+        loss = metalcore.cross_entropy(logits * 1, target, w, inplace_backward=inplace)
+        (loss.float() * scale).backward()
+        wide = x.double().requires_grad_()
+        expected = F.cross_entropy(wide, target, None if w is None else w.double())
+        (expected * scale).backward()
+        assert error(loss, expected) <= tolerance("cross_entropy", torch.float16, 4000)
+        assert error(logits.grad, wide.grad) <= tolerance("cross_entropy", torch.float16, 4000)
+        seen = wide.grad.abs() > 2.0**-16
+        assert (logits.grad != 0)[seen].all()

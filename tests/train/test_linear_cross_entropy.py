@@ -250,3 +250,21 @@ def test_bad_input_is_named(call, kind, message) -> None:  # type: ignore[no-unt
 def test_wrong_targets_raise() -> None:
     with pytest.raises(IndexError, match="targets must be from 0 to 8"):
         metalcore.linear_cross_entropy(h4, w9, t3 + 7)
+
+
+def test_small_float16_gradients_survive_until_the_loss_is_scaled() -> None:
+    hidden, weight = torch.randn(2048, 16).half(), (torch.randn(3000, 16) * 0.1).half()
+    target, scale = torch.randint(0, 3000, (2048,)), 2.0**14
+    grads = []
+    for dtype, function in ((torch.float16, metalcore.linear_cross_entropy), (torch.float64, None)):
+        x, w = (t.to(dtype, copy=True).requires_grad_() for t in (hidden, weight))
+        loss = F.cross_entropy(x @ w.T, target) if function is None else function(x, w, target)
+        (loss.to(dtype if dtype == torch.float64 else torch.float32) * scale).backward()
+        grads.append((x.grad, w.grad))
+    for found, truth in zip(*grads, strict=True):
+        assert error(found, truth) <= tolerance(OP, torch.float16, 4)
+    # classes that are no target have probabilities alone, which are small
+    absent = torch.ones(3000, dtype=torch.bool)
+    absent[target] = False
+    found, truth = (g[1][absent].double() for g in grads)
+    assert float((found - truth).norm() / truth.norm()) < 0.01

@@ -42,7 +42,7 @@ template <typename T>
 void det_interleaved(const Tensor& A, int64_t batch, const Results& results) {
   const int64_t n = A.size(-1);
   const T* a = data<T>(A);
-  lanes::for_each_group<T>(batch, n * n * n / 3, [&](int64_t first, int64_t count) {
+  lanes::for_each_group<T>(batch, n * n * (n / 3 + 8), [&](int64_t first, int64_t count) {
     LU<T> lu(n, n);
     lu.place(lanes::workspace<T>(lu.size() * kLanes<T>));
     lanes::factor(lu, a + first * n * n, count);

@@ -44,7 +44,8 @@ void solve_in_rows(const Tensor& A, const Tensor& B, Triangles triangles, Tensor
   const int64_t parts = (k + kColumnsAtOnce - 1) / kColumnsAtOnce, systems = X.numel() / (n * k);
   const T *a = data<T>(A), *b = data<T>(B);
   T* x = mutable_data<T>(X);
-  const int64_t grain = std::max<int64_t>(1, lanes::kGrainFlops / (n * n * kColumnsAtOnce));
+  // rows are solved faster than lanes: so much takes as long as it takes to wake a thread
+  const int64_t grain = std::max<int64_t>(1, 4 * lanes::kGrainFlops / (n * n * kColumnsAtOnce));
   parallel_for(0, systems * parts, grain, [&](int64_t begin, int64_t end) {
     T* spare = lanes::workspace<T>(n * kLanes<T>);
     for (int64_t task = begin; task < end; ++task) {

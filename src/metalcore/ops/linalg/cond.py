@@ -31,8 +31,12 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         >>> metalcore.cond(torch.eye(3))
         tensor(1.)
     """
-    if p is None and torch_is_ahead(A, 1, _FEW) and left_to_torch("cond", A):
-        return torch.linalg.cond(A)  # type: ignore[no-any-return]
+    if (
+        torch_is_ahead(A, 1, _FEW)
+        and (p is None or _torch_takes(A, p))
+        and left_to_torch("cond", A)
+    ):
+        return torch.linalg.cond(A) if p is None else torch.linalg.cond(A, p)  # type: ignore[no-any-return]
     expect(
         p in _ORDERS, "cond", f"p must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {p!r}"
     )
@@ -50,3 +54,8 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
     inverse, info = torch.linalg.inv_ex(X)
     product = torch.linalg.matrix_norm(X, p) * torch.linalg.matrix_norm(inverse, p)
     return torch.where(info == 0, product, math.inf).to(A.dtype)
+
+
+def _torch_takes(A: Tensor, p: float | str) -> bool:
+    """Whether torch computes it without an error: it has no gradient for norms of the inverse."""
+    return p in _ORDERS and A.shape[-1] == A.shape[-2] and not A.requires_grad

@@ -19,13 +19,16 @@ from metalcore.ops.linalg.solve import forward
 _WAY_OUT = "Use metalcore.pinv for singular matrices."
 
 
-# rows from which LAPACK inverts a single matrix faster
-_ALONE_UP_TO = 32
+# rows from and up to which a single matrix is not inverted faster by LAPACK
+_ALONE_FROM, _ALONE_UP_TO = 12, 32
 
 
 def _torch_is_ahead(A: Tensor) -> bool:
-    alone = A.dim() == 2 and A.shape[0] > _ALONE_UP_TO and A.dtype in LAPACK_TYPES
-    return (alone or torch_is_ahead("solve", A)) and A.shape[-2] == A.shape[-1]
+    size = A.shape
+    if len(size) < 2 or size[-1] != size[-2]:
+        return False
+    alone = A.numel() == size[-1] ** 2 and not _ALONE_FROM <= size[-1] <= _ALONE_UP_TO
+    return (alone and A.dtype in LAPACK_TYPES) or torch_is_ahead("solve", A)
 
 
 def inv(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:

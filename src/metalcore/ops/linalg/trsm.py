@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
+    FLOATS,
     LAPACK_TYPES,
     expect_float,
     expect_same_device,
@@ -72,11 +73,26 @@ def trsm(
             _as_systems(A, B)
             raise
     else:
-        X = _forward(*_as_systems(A, B), lower, transpose, unit_diagonal)
+        if not _are_usual(A, B):
+            A, B = _as_systems(A, B)
+        X = _forward(A, B, lower, transpose, unit_diagonal)
     return X.squeeze(-1) if vectors else X
 
 
 trsm_batched = trsm
+
+
+def _are_usual(A: Tensor, B: Tensor) -> bool:
+    """Whether A and B go as they are, told in a fifth of the time of the single checks."""
+    size = A.shape
+    return (
+        len(size) >= 2
+        and size[-1] == size[-2]
+        and size[:-1] == B.shape[:-1]
+        and A.dtype is B.dtype
+        and A.dtype in FLOATS
+        and A.device == B.device
+    )
 
 
 def _as_systems(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:

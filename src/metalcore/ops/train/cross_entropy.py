@@ -36,6 +36,9 @@ in_place = Op(
 )
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+# A mean over tokens makes gradients small, and they are rounded before a loss scale can make them
+# large: float16 ones are kept times this, which the backward pass takes off again.
+FLOAT16_SCALE = 256.0
 _TORCH_BELOW: int = policy("cross_entropy", "cpu")["torch_below"]
 # what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
 _by_torch: Any = torch._C._nn.cross_entropy_loss
@@ -106,13 +109,17 @@ def cross_entropy(
         _explain(input, target, weight, reduction, label_smoothing, softcap)
         rows, flat = _as_rows(input), target.reshape(-1)
     numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
-    args = (rows, flat, weight, None, ignore_index, *numbers)
     transformed = not is_eager()
     recorded = transformed or (torch.is_grad_enabled() and rows.requires_grad)
+    scaled = recorded and reduction == "mean" and input.dtype == torch.float16
+    denominator = _count(flat, weight, ignore_index) / FLOAT16_SCALE if scaled else None
+    args = (rows, flat, weight, denominator, ignore_index, *numbers)
     if inplace_backward and recorded and not transformed and rows.is_contiguous():
         loss = cast(Tensor, _OverLogits.apply(*args))  # type: ignore[no-untyped-call]
     else:
         loss = cast(Tensor, forward(*args, recorded)[0])
+    if scaled:
+        loss = loss / FLOAT16_SCALE
     if loss.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
         loss = loss.to(input.dtype)
     return loss if loss.shape == target.shape or reduction != "none" else loss.view(target.shape)
@@ -123,6 +130,14 @@ def _as_rows(input: Tensor) -> Tensor:
     if input.dim() == 1:
         return input[None]
     return input if input.dim() == 2 else input.movedim(1, -1).reshape(-1, input.shape[1])
+
+
+def _count(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """The weights of all targets that count."""
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum(dtype=torch.float32)
+    return (weight.detach().float()[torch.where(counts, target, 0)] * counts).sum()
 
 
 def _explain(

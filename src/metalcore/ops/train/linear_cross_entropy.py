@@ -10,6 +10,7 @@ from metalcore._check import expect, expect_same_device, expect_shape
 from metalcore._op import accumulate_dtype
 from metalcore.ops.train._chunks import Gradients, autocast, expect_linear, run
 from metalcore.ops.train.cross_entropy import (
+    FLOAT16_SCALE,
     REDUCTIONS,
     expect_class_indices,
     expect_reduction,
@@ -72,6 +73,8 @@ def linear_cross_entropy(
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
     )
+    if reduction == "mean" and x.dtype == torch.float16:
+        loss = loss / FLOAT16_SCALE
     if dtype is not None or not torch.is_autocast_enabled(hidden.device.type):
         loss = loss.to(dtype or hidden.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
@@ -136,6 +139,8 @@ def _run(
     count = None
     if reduction == REDUCTIONS["mean"]:
         count = (target != rest[0]).sum(dtype=accumulate_dtype(hidden))
+        if hidden.dtype == torch.float16:
+            count = count / FLOAT16_SCALE
 
     def loss(logits: Tensor, rows: slice, need_dlogits: bool) -> tuple[Tensor, Tensor | None]:
         args = (logits, target[rows], None, count, *how)
