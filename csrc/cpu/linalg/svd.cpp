@@ -145,10 +145,10 @@ Mask<T> decompose(Group<T>& g, bool vectors) {
 template <typename T>
 struct Sides {
   int64_t columns;
-  T *c, *given, *d, *e;
+  T *c, *given, *d;
 
   static int64_t registers(int64_t m, int64_t n, int64_t columns) {
-    return 2 * m * columns + 2 * n;
+    return 2 * m * columns + n;
   }
 };
 
@@ -161,10 +161,9 @@ Mask<T> solve(Group<T>& g, const Sides<T>& sides, bool wide, Vec<T> rcond, Mask<
   T* c = sides.c;
   Mask<T> broken;
   const Vec<T> power = bidiagonalize(g, broken);
-  // values of a copy of B first: they tell whether B may be divided by
+  // values first: they tell whether B may be divided by
   std::memcpy(sides.d, g.b.d, n * sizeof(Vec<T>));
-  std::memcpy(sides.e, g.b.e, n * sizeof(Vec<T>));
-  const Mask<T> failed = bidiagonal::find_values(sides.d, sides.e, n, g.pending);
+  const Mask<T> failed = bidiagonal::find_values(sides.d, g.b.e, n, g.pending);
   Vec<T> least = at(sides.d, 0), most = least;
   for (int64_t j = 1; j < n; ++j) {
     least = lanes::min(least, at(sides.d, j));
@@ -271,10 +270,8 @@ void solve_interleaved(const Tensor& A, const Tensor& B, const Tensor& rcond, bo
   const int64_t flops = 8 * m * n * n + 4 * m * n * columns;
   lanes::for_each_group<T>(batch, flops, [&](int64_t first, int64_t count) {
     Group<T> g(m, n, n, Sides<T>::registers(m, n, columns));
-    Sides<T> sides = {columns, g.rest, nullptr, nullptr, nullptr};
-    sides.given = sides.c + m * columns * kLanes<T>;
-    sides.d = sides.given + m * columns * kLanes<T>;
-    sides.e = sides.d + n * kLanes<T>;
+    const int64_t step = m * columns * kLanes<T>;
+    const Sides<T> sides = {columns, g.rest, g.rest + step, g.rest + 2 * step};
     lanes::pack(data<T>(A) + first * m * n, m * n, m * n, count, g.u.w);
     lanes::pack(data<T>(B) + first * from, from, from, count, sides.c);
     Vec<T> limit = {};

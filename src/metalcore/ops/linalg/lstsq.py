@@ -74,7 +74,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         # the gradient of the pseudo-inverse needs no gaps between singular values
         S = svdvals(A.detach())
         X, rank = pinv(A, rcond=rcond if rcond is not None else limit) @ B, _rank(S, limit)
-    elif A.is_cpu and min(M, N) > 0 and not solves_side_by_side(A):
+    elif A.is_cpu and min(M, N) > 0 and not solves_side_by_side(A, B):
         X, S, rank = _by_qr(A, B, limit)
     else:
         X, S, rank = _by_singular_values(A, B, limit)

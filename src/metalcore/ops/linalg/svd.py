@@ -122,11 +122,13 @@ def svd_solve(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Tensor, Tens
     return X, S, rank
 
 
-def solves_side_by_side(A: Tensor) -> bool:
-    """Whether `svd_solve` has matrices [..., M, N] for every lane: it is fastest then."""
+def solves_side_by_side(A: Tensor, B: Tensor) -> bool:
+    """Whether `svd_solve` has matrices [..., M, N] for every lane, and not too many right sides: it
+    is fastest then."""
     m, n = max(A.shape[-2:]), min(A.shape[-2:])
     return (
         A.shape[:-2].numel() >= 8
+        and B.shape[-1] <= m
         and m <= max(2 * n, 256)
         and m * n <= _KNOBS["interleaved_up_to"] ** 2
     )
