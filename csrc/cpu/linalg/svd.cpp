@@ -147,9 +147,7 @@ struct Sides {
   int64_t columns;
   T *c, *given, *d;
 
-  static int64_t registers(int64_t m, int64_t n, int64_t columns) {
-    return 2 * m * columns + n;
-  }
+  static int64_t registers(int64_t m, int64_t n, int64_t columns) { return 2 * m * columns + n; }
 };
 
 // The solution of smallest norm in place of the right sides; singular values up to `rcond` times
