@@ -69,7 +69,7 @@ struct Swept {
   Tail<T> tail;
 };
 
-// The squares of U with U^T U = B B^T - tau, for B^T B of `from`, to q and e.
+// The squares of the entries of U, U^T U = B B^T - tau for the B of `from`, to q and e.
 template <typename T>
 Swept<T> sweep(const Qd<T>& from, Vec<T> tau, int64_t last, T* q, T* e) {
   const Vec<T> nothing = splat(kNothing<T>);
