@@ -13,6 +13,7 @@ from metalcore.ops.linalg._systems import are_vectors, as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, pinv
 from metalcore.ops.linalg.qr import qr
 from metalcore.ops.linalg.svd import (
+    counting,
     solves_side_by_side,
     svd_solve,
     svdvals,
@@ -73,7 +74,10 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     if torch.is_grad_enabled() and A.requires_grad:
         # the gradient of the pseudo-inverse needs no gaps between singular values
         S = svdvals(A.detach())
-        X, rank = pinv(A, rcond=rcond if rcond is not None else limit) @ B, _rank(S, limit)
+        X, rank = (
+            pinv(A, rcond=rcond if rcond is not None else limit) @ B,
+            counting(S, limit).sum(-1),
+        )
     elif A.is_cpu and min(M, N) > 0 and not solves_side_by_side(A, B):
         X, S, rank = _by_qr(A, B, limit)
     else:
@@ -93,15 +97,11 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
 Found = tuple[Tensor, Tensor, Tensor]
 
 
-def _rank(S: Tensor, limit: float | Tensor) -> Tensor:
-    return (limit * S[..., :1] < S).sum(-1)
-
-
 def _by_singular_values(A: Tensor, B: Tensor, limit: float | Tensor) -> Found:
     batch = A.shape[:-2]
     if isinstance(limit, Tensor):
-        return svd_solve(A, B, limit.squeeze(-1).to(A.dtype).expand(batch))
-    return svd_solve(A, B, torch.full(batch, limit, dtype=A.dtype, device=A.device))
+        return svd_solve("lstsq", A, B, limit.squeeze(-1).to(A.dtype).expand(batch))
+    return svd_solve("lstsq", A, B, torch.full(batch, limit, dtype=A.dtype, device=A.device))
 
 
 def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> Found:
@@ -116,7 +116,7 @@ def _by_qr(A: Tensor, B: Tensor, limit: float | Tensor) -> Found:
         Q, R = qr(A if M >= N else A.mT)
         C = Q.mT @ B if M >= N else B
     S: Tensor = svdvals(R)
-    rank = _rank(S, limit)
+    rank = counting(S, limit).sum(-1)
     if not bool((rank == S.shape[-1]).all()):
         return _by_singular_values(A, B, limit)
     if M >= N:

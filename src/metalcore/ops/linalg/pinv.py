@@ -10,7 +10,7 @@ from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_sq
 from metalcore._op import accumulate, accumulate_dtype
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigh
-from metalcore.ops.linalg.svd import WAY_OUT, svd, torch_is_ahead
+from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd, torch_is_ahead
 
 # Values of a batch that are left to torch.
 _FEW = 1500
@@ -68,11 +68,6 @@ def cutoff(A: Tensor, rcond: float | Tensor | None) -> float | Tensor:
     if rcond is None:
         return max(A.shape[-2:]) * float(torch.finfo(accumulate_dtype(A)).eps)
     return rcond[..., None].to(A.device) if isinstance(rcond, Tensor) else rcond
-
-
-def inverted(S: Tensor, rcond: float | Tensor) -> Tensor:
-    """1 / S where S counts, else 0. The largest is the first."""
-    return torch.where(rcond * S[..., :1] < S, 1 / S, torch.zeros_like(S))
 
 
 class _Pinv(torch.autograd.Function):

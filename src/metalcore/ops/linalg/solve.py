@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    FLOATS,
     LinAlgError,
     expect_factored,
     expect_float,
@@ -19,7 +18,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._trace import left_to_torch
-from metalcore.ops.linalg._systems import are_vectors
+from metalcore.ops.linalg._systems import are_usual, are_vectors
 from metalcore.ops.linalg.lu import torch_is_ahead
 
 _WAY_OUT = "Use metalcore.lstsq or metalcore.pinv for singular matrices."
@@ -47,24 +46,14 @@ def solve(
     Example:
         >>> X = metalcore.solve(torch.randn(500, 16, 16), torch.randn(500, 16, 4))
     """
-    # The usual case is checked without a call per check: 1.3x for one matrix of 8 x 8.
-    size = A.shape
-    usual = (
-        len(size) >= 2
-        and len(size) == B.dim()
-        and size[:-1] == B.shape[:-1]
-        and size[-1] == size[-2]
-        and A.dtype == B.dtype
-        and A.dtype in FLOATS
-        and A.device == B.device
-    )
+    usual = are_usual(A, B)
     right = B if usual else _as_right_sides(A, B)
     if check and not refine and torch_is_ahead("solve", A) and left_to_torch("solve", A):
         try:
             return torch.linalg.solve(A, B)  # type: ignore[no-any-return]
         except LinAlgError as error:
             explain("solve", error, _WAY_OUT)
-    same_batch = usual or size[:-2] == right.shape[:-2]
+    same_batch = usual or A.shape[:-2] == right.shape[:-2]
     X, info = (forward if same_batch else _broadcast)(A, right, refine)
     if right is not B:
         X = X.squeeze(-1)

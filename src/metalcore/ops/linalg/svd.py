@@ -103,10 +103,22 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     return S
 
 
-def svd_solve(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def counting(S: Tensor, rcond: float | Tensor) -> Tensor:
+    """Which singular values are more than `rcond` times the largest, the first; rcond is a number
+    or [..., 1]."""
+    return rcond * S[..., :1] < S
+
+
+def inverted(S: Tensor, rcond: float | Tensor) -> Tensor:
+    """1 / S where S counts, else 0."""
+    return torch.where(counting(S, rcond), 1 / S, torch.zeros_like(S))
+
+
+def svd_solve(op: str, A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """X of smallest norm with ||A X - B|| smallest, and the singular values and rank of A.
 
     Args:
+        op: the name in errors.
         A: [..., M, N].
         B: [..., M, K].
         rcond: [...]: singular values up to this times the largest count as zero.
@@ -115,10 +127,10 @@ def svd_solve(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Tensor, Tens
         X [..., N, K], S [..., min(M, N)], descending, and the rank [...]. An error for NaN in A.
 
     Example:
-        >>> X, S, rank = svd_solve(A, B, torch.full(A.shape[:-2], 1e-6))
+        >>> X, S, rank = svd_solve("lstsq", A, B, torch.full(A.shape[:-2], 1e-6))
     """
     X, S, rank, info = _solve(A, B, rcond)
-    _expect_decomposed("lstsq", A, info)
+    _expect_decomposed(op, A, info)
     return X, S, rank
 
 
@@ -199,10 +211,9 @@ def _(A: Tensor) -> tuple[Tensor, Tensor]:
 @_solve.reference
 def _(A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, ...]:
     U, S, V, info = _forward.meaning(accumulate(A), False)
-    counts = accumulate(rcond)[..., None] * S[..., :1] < S
-    inverse = torch.where(counts, 1 / S, torch.zeros_like(S))
-    X = V @ (inverse[..., None] * (U.mT @ accumulate(B)))
-    return X.to(A.dtype), S.to(A.dtype), counts.sum(-1), info
+    limit = accumulate(rcond)[..., None]
+    X = V @ (inverted(S, limit)[..., None] * (U.mT @ accumulate(B)))
+    return X.to(A.dtype), S.to(A.dtype), counting(S, limit).sum(-1), info
 
 
 @_forward.example

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    FLOATS,
     LAPACK_TYPES,
     expect_float,
     expect_same_device,
@@ -17,7 +16,7 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
-from metalcore.ops.linalg._systems import are_vectors, as_one_batch
+from metalcore.ops.linalg._systems import are_usual, are_vectors, as_one_batch
 
 _KNOBS = policy("trsm", "cpu")
 # Right sides and matrices that are left to torch without a look at their shapes.
@@ -73,26 +72,13 @@ def trsm(
             _as_systems(A, B)
             raise
     else:
-        if not _are_usual(A, B):
+        if not are_usual(A, B):
             A, B = _as_systems(A, B)
         X = _forward(A, B, lower, transpose, unit_diagonal)
     return X.squeeze(-1) if vectors else X
 
 
 trsm_batched = trsm
-
-
-def _are_usual(A: Tensor, B: Tensor) -> bool:
-    """Whether A and B go as they are, told in a fifth of the time of the single checks."""
-    size = A.shape
-    return (
-        len(size) >= 2
-        and size[-1] == size[-2]
-        and size[:-1] == B.shape[:-1]
-        and A.dtype is B.dtype
-        and A.dtype in FLOATS
-        and A.device == B.device
-    )
 
 
 def _as_systems(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
