@@ -280,10 +280,7 @@ def _path(side: Side) -> tuple[str, str]:
 
 
 def _time(sides: list[Side], device: str) -> None:
-    """Fill in the seconds of each side: samples in turn, in another order in each round.
-
-    What runs before a sample shows in it: threads of scipy and of MLX stay awake for a while.
-    """
+    """Fill in the seconds of each side: samples in turn, in another order in each round."""
     order = random.Random(0)
     with _no_garbage_collection():
         for side in sides:
@@ -308,10 +305,14 @@ def _settled(side: Side) -> bool:
 
 def _sample(side: Side, device: str) -> float:
     assert side.call is not None
-    start = synchronized(device)
-    for _ in range(side.repeats):
-        side.call()
-    return (synchronized(device) - start) / side.repeats
+    # Short calls are made twice as often, the first half untimed: until then threads of the side
+    # before may be awake, and those of this side asleep.
+    for _ in range(1 if side.repeats == 1 else 2):
+        start = synchronized(device)
+        for _ in range(side.repeats):
+            side.call()
+        seconds = synchronized(device) - start
+    return seconds / side.repeats
 
 
 @contextmanager
