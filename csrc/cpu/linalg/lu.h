@@ -69,23 +69,29 @@ template <typename T>
 void pack_ordered(const LU<T>& lu, const T* a, int64_t n, int64_t stride, int64_t count,
                   int64_t first, int64_t width, T* x, int64_t ldx, int64_t written) {
   constexpr int64_t L = kLanes<T>;
+  const detail::Starts<const T> start(a + first, stride, count);
   for (int64_t i = 0; i < lu.m; ++i) {
+    const Mask<T> skipped = lu.order[i] * Int<T>(n);
     const T* from[L];
-    for (int64_t l = 0; l < L; ++l) {
-      from[l] = a + (l < count ? l : 0) * stride + lu.order[i][l] * n + first;
-    }
+#pragma GCC unroll 16
+    for (int64_t l = 0; l < L; ++l) from[l] = start.of[l] + skipped[l];
     T* to = x + i * ldx * L;
     int64_t j = 0;
     for (; j < width && n >= L; j += L) {
       // at the end of a row the last L values are read, and those that are known dropped
       const int64_t back = std::max<int64_t>(0, first + j + L - n);
       Vec<T> r[L];
+#pragma GCC unroll 16
       for (int64_t l = 0; l < L; ++l) r[l] = simd::load_as<Vec<T>>(from[l] + j - back);
       transpose<T>(r);
       if (back == 0) {
+#pragma GCC unroll 16
         for (int64_t c = 0; c < L; ++c) at(to, j + c) = r[c];
       } else {
-        for (int64_t c = back; c < L; ++c) at(to, j + c - back) = r[c];
+#pragma GCC unroll 16
+        for (int64_t c = 0; c < L; ++c) {
+          if (c >= back) at(to, j + c - back) = r[c];
+        }
       }
     }
     for (; j < width; ++j) {
@@ -195,6 +201,25 @@ inline int different_rows(const LU<T>& lu, int64_t p, Mask<T> with, Int<T> (&row
   return count;
 }
 
+// The same in the `Columns` from j on, of the `count` rows that some lane swaps.
+template <typename T, int64_t Columns>
+inline void swap_columns(LU<T>& lu, int64_t p, Mask<T> with, const Int<T>* rows, int count,
+                         int64_t j) {
+  T* top = lu.row(p) + j * kLanes<T>;
+  Vec<T> next[Columns];
+  for (int64_t t = 0; t < Columns; ++t) next[t] = at(top, t);
+  for (int r = 0; r < count; ++r) {
+    const Mask<T> here = with == rows[r];
+    T* row = lu.row(rows[r]) + j * kLanes<T>;
+    for (int64_t t = 0; t < Columns; ++t) {
+      const Vec<T> v = at(row, t);
+      next[t] = here ? v : next[t];
+      at(row, t) = here ? at(top, t) : v;
+    }
+  }
+  for (int64_t t = 0; t < Columns; ++t) at(top, t) = next[t];
+}
+
 // Swaps row p with row `with` of each lane, in the first `columns` columns.
 template <typename T>
 void swap_rows(LU<T>& lu, int64_t p, Mask<T> with, int64_t columns) {
@@ -207,20 +232,11 @@ void swap_rows(LU<T>& lu, int64_t p, Mask<T> with, int64_t columns) {
     lu.order[p] = here ? b : a;
     lu.order[rows[r]] = here ? a : b;
   }
-  for (int64_t j = 0; j < columns; j += kPanel) {
-    Vec<T> top[kPanel], next[kPanel];
-    for (int64_t t = 0; t < kPanel; ++t) next[t] = top[t] = at(lu.row(p), j + t);
-    for (int r = 0; r < count; ++r) {
-      const Mask<T> here = with == rows[r];
-      T* row = lu.row(rows[r]) + j * kLanes<T>;
-      for (int64_t t = 0; t < kPanel; ++t) {
-        const Vec<T> v = at(row, t);
-        next[t] = here ? v : next[t];
-        at(row, t) = here ? top[t] : v;
-      }
-    }
-    for (int64_t t = 0; t < kPanel; ++t) at(lu.row(p), j + t) = next[t];
+  int64_t j = 0;
+  for (; j + 2 * kPanel <= columns; j += 2 * kPanel) {
+    swap_columns<T, 2 * kPanel>(lu, p, with, rows, count, j);
   }
+  if (j < columns) swap_columns<T, kPanel>(lu, p, with, rows, count, j);
 }
 
 // The row of the largest value so far in each lane. Starts at `first`, which a NaN does not leave.
