@@ -23,7 +23,8 @@ CASES = [
     (3, 7, 0.0, 0.0, 0.0, NONE, "rows shorter than a register"),
     (4, 5001, 0.1, 0.0, 0.0, SUM, "pieces of a row, odd"),
     (2, 4099, 0.0, 1e-2, 5.0, NONE, "a row too long to keep, odd"),
-    (2, 16400, 0.1, 0.0, 0.0, MEAN, "a row too long to keep"),
+    (2, 16400, 0.1, 0.0, 0.0, MEAN, "a row too long to keep in float32"),
+    (2, 32800, 0.0, 0.0, 0.0, MEAN, "a row too long to keep in half types"),
     (70, 33, 0.0, 0.0, 0.0, MEAN, "many rows"),
     (0, 10, 0.0, 0.0, 0.0, SUM, "no rows"),
 ]

@@ -23,7 +23,31 @@ struct norm_of_rows {
   float eps;
   long has_weight;
   long has_bias;
+
+  // v * weight[i] + bias[i]
+  template <typename wide>
+  wide scaled(wide v, long i) const thread {
+    return v * value_or<wide>(1.0f, weight, has_weight, i) +
+           value_or<wide>(0.0f, bias, has_bias, i);
+  }
 };
+
+// x[i]; where ADD is set x[i] + residual[i], as it is stored to sum[i].
+template <typename T, int WIDTH, bool ADD>
+inline typename chunk<T, WIDTH>::wide row_at(
+    device const typename chunk<T, WIDTH>::stored* x,
+    device const typename chunk<T, WIDTH>::stored* residual,
+    device typename chunk<T, WIDTH>::stored* sum,
+    long i) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  stored s = x[i];
+  if (ADD) {
+    s = stored(wide(s) + wide(residual[i]));
+    sum[i] = s;
+  }
+  return wide(s);
+}
 
 // y, mean and rstd of the row `x` by `lanes` threads. Where ADD is set, the row is x + residual,
 // and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 64 floats.
@@ -42,36 +66,41 @@ inline void layer_norm_row(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   const long n = norm.n;
-  const bool keeps = n <= KEEP * long(lanes);
+  const long rest = lane + KEEP * long(lanes);
 
   wide kept[KEEP];
   float whole = 0.0f;
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    stored s = x[i];
-    if (ADD) {
-      s = stored(wide(s) + wide(residual[i]));
-      sum[i] = s;
-    }
-    if (keeps) {
-      kept[k] = wide(s);
-    }
-    whole += total(wide(s));
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * long(lanes);
+    kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : wide(0.0f);
+    whole += total(kept[k]);
+  }
+  for (long i = rest; i < n; i += lanes) {
+    whole += total(row_at<T, WIDTH, ADD>(x, residual, sum, i));
   }
   const float m = threadgroup_sum(whole, scratch, lane, lanes) / float(n * WIDTH);
 
   float squares = 0.0f;
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    const wide v = (keeps ? kept[k] : wide(ADD ? sum[i] : x[i])) - m;
+  for (int k = 0; k < KEEP; ++k) {
+    kept[k] -= m;
+    squares += lane + k * long(lanes) < n ? total(kept[k] * kept[k]) : 0.0f;
+  }
+  for (long i = rest; i < n; i += lanes) {
+    const wide v = wide(ADD ? sum[i] : x[i]) - m;
     squares += total(v * v);
   }
   // the other half of scratch, because a thread may still read the first one
   squares = threadgroup_sum(squares, scratch + 32, lane, lanes);
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + norm.eps);
 
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    const wide v = (keeps ? kept[k] : wide(ADD ? sum[i] : x[i])) - m;
-    const wide w = value_or<wide>(1.0f, norm.weight, norm.has_weight, i);
-    y[i] = stored(v * r * w + value_or<wide>(0.0f, norm.bias, norm.has_bias, i));
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * long(lanes);
+    if (i < n) {
+      y[i] = stored(norm.template scaled<wide>(kept[k] * r, i));
+    }
+  }
+  for (long i = rest; i < n; i += lanes) {
+    y[i] = stored(norm.template scaled<wide>((wide(ADD ? sum[i] : x[i]) - m) * r, i));
   }
   if (lane == 0) {
     *mean = m;

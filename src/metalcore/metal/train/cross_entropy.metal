@@ -3,8 +3,8 @@
 //   loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z w_t lse^2
 //   dy_j = p_j * ((1 - e) w_t + e / n * sum(w) + 2 z w_t lse) - e / n * w_j - [j = t] (1 - e) w_t
 //
-// One threadgroup per row, which its threads keep in KEEP registers of WIDTH values each; KEEP = 0
-// reads it again for the gradient, which may take the memory of the logits. Lengths are in chunks.
+// One threadgroup per row, in chunks of WIDTH values. Its threads keep what 16 registers hold each
+// and read the rest again for the gradient, which may take the memory of the logits.
 // Losses and gradients are divided by *divisor. A target that is no class makes them NaN.
 // cross_entropy_total adds up the losses of all rows in one threadgroup.
 
@@ -70,7 +70,7 @@ inline wide weight_at(device const stored* weight, bool counts, long i) {
   return counts ? wide(weight[i]) : wide(1.0f);
 }
 
-template <typename T, int WIDTH, int KEEP>
+template <typename T, int WIDTH>
 kernel void cross_entropy(
     device const typename chunk<T, WIDTH>::stored* logits [[buffer(0)]],
     device const T* values [[buffer(1)]],
@@ -115,19 +115,19 @@ kernel void cross_entropy(
   const bool smooths = smoothing > 0.0f;
   const bool weighs = smooths && has_weight != 0;
 
-  wide kept[KEEP == 0 ? 1 : KEEP];
+  constexpr int keep = 16 / sizeof(T);
+  stored kept[keep];
   row_sums sums;
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      sums.add(capped(wide(logits[i]), softcap), weight_at<wide>(weight, weighs, i), smooths);
-    }
-  }
-  for (int k = 0; k < KEEP; ++k) {
+#pragma clang loop unroll(full)
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      kept[k] = wide(logits[i]);
-      sums.add(capped(kept[k], softcap), weight_at<wide>(weight, weighs, i), smooths);
+      kept[k] = logits[i];
+      sums.add(capped(wide(kept[k]), softcap), weight_at<wide>(weight, weighs, i), smooths);
     }
+  }
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
+    sums.add(capped(wide(logits[i]), softcap), weight_at<wide>(weight, weighs, i), smooths);
   }
 
   row_gradient gradient;
@@ -157,16 +157,15 @@ kernel void cross_entropy(
   }
   // the logit of the target has been read, which the gradient may overwrite
   threadgroup_barrier(mem_flags::mem_device);
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      dlogits[i] = stored(gradient.at(wide(logits[i]), weight_at<wide>(weight, weighs, i), i));
-    }
-  }
-  for (int k = 0; k < KEEP; ++k) {
+#pragma clang loop unroll(full)
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      dlogits[i] = stored(gradient.at(kept[k], weight_at<wide>(weight, weighs, i), i));
+      dlogits[i] = stored(gradient.at(wide(kept[k]), weight_at<wide>(weight, weighs, i), i));
     }
+  }
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
+    dlogits[i] = stored(gradient.at(wide(logits[i]), weight_at<wide>(weight, weighs, i), i));
   }
 }
 
@@ -191,15 +190,13 @@ kernel void cross_entropy_total(
   }
 }
 
-#define INSTANTIATE(T, WIDTH, KEEP)                                           \
-  template [[host_name("cross_entropy_" #T "_" #WIDTH "x" #KEEP)]] [[kernel]] \
-  decltype(cross_entropy<T, WIDTH, KEEP>) cross_entropy<T, WIDTH, KEEP>;
+#define INSTANTIATE(T, WIDTH)                                      \
+  template [[host_name("cross_entropy_" #T "_" #WIDTH)]] [[kernel]] \
+  decltype(cross_entropy<T, WIDTH>) cross_entropy<T, WIDTH>;
 
 #define INSTANTIATE_WIDTHS(T) \
-  INSTANTIATE(T, 1, 4)        \
-  INSTANTIATE(T, 1, 0)        \
-  INSTANTIATE(T, 4, 4)        \
-  INSTANTIATE(T, 4, 0)
+  INSTANTIATE(T, 1)           \
+  INSTANTIATE(T, 4)
 
 INSTANTIATE_WIDTHS(float)
 INSTANTIATE_WIDTHS(half)

@@ -82,7 +82,7 @@ def _plan(
             Launch(
                 FILE,
                 "cross_entropy",
-                f"{MSL_TYPE[logits.dtype]}_{row.width}x{4 if row.keep else 0}",
+                f"{MSL_TYPE[logits.dtype]}_{row.width}",
                 (
                     *(logits, logits, target.contiguous(), w, w, divisor, losses, lse),
                     *(dlogits if dlogits.numel() else logits, row.chunks, ignore_index, *numbers),

@@ -3,7 +3,8 @@
 // dx = rstd * (g - mean(g) - v * mean(g * v)) + dsum,  dweight = sum dy * v,  dbias = sum dy
 //
 // One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
-// are kept in registers like the row, KEEP chunks of WIDTH values per thread, where these suffice.
+// are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long row
+// is read again, and of its shares too.
 
 #include "layer_norm.h"
 
@@ -33,14 +34,14 @@ kernel void layer_norm_backward(
   threadgroup float scratch[128];
   weight_share += block * n;
   bias_share += block * n;
-  const bool keeps = n <= KEEP * long(lanes);
+  const long rest = lane + KEEP * long(lanes);
 
   wide scales[KEEP];
   wide dweight[KEEP];
   wide dbias[KEEP];
   for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * lanes;
-    scales[k] = keeps && i < n ? value_or<wide>(1.0f, weight, has_weight, i) : wide(0.0f);
+    const long i = lane + k * long(lanes);
+    scales[k] = i < n ? value_or<wide>(1.0f, weight, has_weight, i) : wide(0.0f);
     dweight[k] = wide(0.0f);
     dbias[k] = wide(0.0f);
   }
@@ -49,60 +50,63 @@ kernel void layer_norm_backward(
   for (long row = first; row < last; ++row) {
     device const stored* dy_row = dy + row * n;
     device const stored* x_row = x + row * n;
+    device const stored* dsum_row = dsum + row * n;
+    device stored* dx_row = dx + row * n;
     const float m = mean[row];
     const float r = rstd[row];
 
-    wide kept_d[KEEP];
-    wide kept_v[KEEP];
+    wide d[KEEP];
+    wide v[KEEP];
     float sum = 0.0f;
     float dot = 0.0f;
-    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-      const wide d = wide(dy_row[i]);
-      const wide v = (wide(x_row[i]) - m) * r;
-      if (keeps) {
-        kept_d[k] = d;
-        kept_v[k] = v;
-      }
-      const wide g = d * (keeps ? scales[k] : value_or<wide>(1.0f, weight, has_weight, i));
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * long(lanes);
+      d[k] = i < n ? wide(dy_row[i]) : wide(0.0f);
+      v[k] = i < n ? (wide(x_row[i]) - m) * r : wide(0.0f);
+      sum += total(d[k] * scales[k]);
+      dot += total(d[k] * scales[k] * v[k]);
+    }
+    for (long i = rest; i < n; i += lanes) {
+      const wide g = wide(dy_row[i]) * value_or<wide>(1.0f, weight, has_weight, i);
       sum += total(g);
-      dot += total(g * v);
+      dot += total(g * (wide(x_row[i]) - m) * r);
     }
     // two halves of scratch in turn: the barriers of one row guard the half that the next reuses
     threadgroup float* half_of = scratch + 64 * (row % 2);
     sum = threadgroup_sum(sum, half_of, lane, lanes) / float(n * WIDTH);
     dot = threadgroup_sum(dot, half_of + 32, lane, lanes) / float(n * WIDTH);
 
-    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-      const wide d = keeps ? kept_d[k] : wide(dy_row[i]);
-      const wide v = keeps ? kept_v[k] : (wide(x_row[i]) - m) * r;
-      const wide w = keeps ? scales[k] : value_or<wide>(1.0f, weight, has_weight, i);
-      wide g = (d * w - sum - v * dot) * r;
-      if (has_dsum != 0) {
-        g += wide(dsum[row * n + i]);
+    for (int k = 0; k < KEEP; ++k) {
+      const long i = lane + k * long(lanes);
+      if (i < n) {
+        const wide g = (d[k] * scales[k] - sum - v[k] * dot) * r;
+        dx_row[i] = stored(has_dsum != 0 ? g + wide(dsum_row[i]) : g);
+        dweight[k] += d[k] * v[k];
+        dbias[k] += d[k];
       }
-      dx[row * n + i] = stored(g);
-      if (keeps) {
-        dweight[k] += d * v;
-        dbias[k] += d;
-        continue;
-      }
+    }
+    for (long i = rest; i < n; i += lanes) {
+      const wide di = wide(dy_row[i]);
+      const wide vi = (wide(x_row[i]) - m) * r;
+      const wide w = value_or<wide>(1.0f, weight, has_weight, i);
+      const wide g = (di * w - sum - vi * dot) * r;
+      dx_row[i] = stored(has_dsum != 0 ? g + wide(dsum_row[i]) : g);
       if (sums_weight != 0) {
-        weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + d * v;
+        weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + di * vi;
       }
       if (sums_bias != 0) {
-        bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + d;
+        bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + di;
       }
     }
   }
 
-  if (keeps) {
-    for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-      if (sums_weight != 0) {
-        weight_share[i] = dweight[k];
-      }
-      if (sums_bias != 0) {
-        bias_share[i] = dbias[k];
-      }
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * long(lanes);
+    if (i < n && sums_weight != 0) {
+      weight_share[i] = dweight[k];
+    }
+    if (i < n && sums_bias != 0) {
+      bias_share[i] = dbias[k];
     }
   }
 }

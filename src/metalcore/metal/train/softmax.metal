@@ -2,10 +2,12 @@
 // y = exp(v - max(v)) / sum(exp(v - max(v))),  v = scale * x + mask;  dx = scale * y * (dy - sum(dy
 // * y))
 //
-// `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEEP chunks of WIDTH values each; longer rows are read again. Lengths are in chunks.
+// `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep KEEP
+// chunks of WIDTH values each in registers, and read the rest of a long row again. Lengths are in
+// chunks.
 
-#include "rows.h"
+#include "elementwise.h"
+#include "log_sum_exp.h"
 
 constant constexpr int KEEP = 4;
 
@@ -29,6 +31,26 @@ inline float4 within(float4 v, long first, long count) {
       first < count ? v.x : -INFINITY, first + 1 < count ? v.y : -INFINITY,
       first + 2 < count ? v.z : -INFINITY, first + 3 < count ? v.w : -INFINITY);
 }
+
+// The values of one row before exp.
+template <typename T, int WIDTH>
+struct masked_row {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  device const stored* x;
+  device const stored* mask;
+  float scale;
+  bool has_mask;
+  long count;
+
+  wide at(long i) const thread {
+    wide v = wide(x[i]) * scale;
+    if (has_mask) {
+      v += wide(mask[i]);
+    }
+    return within(v, i * WIDTH, count);
+  }
+};
 
 template <typename T, int WIDTH>
 kernel void softmax(
@@ -56,61 +78,41 @@ kernel void softmax(
     return;
   }
   const uint lane = in_group % uint(lanes);
-  x += row * n;
   y += row * n;
   mask += has_mask != 0 ? mask_rows{b, c, stride_a, stride_b, stride_c}.start(row) : 0;
   // with causal, c is the number of rows that see one more element each
   const long count = causal != 0 ? min(n * WIDTH, row % c + 1) : n * WIDTH;
-  const bool keeps = n <= KEEP * lanes;
+  const masked_row<T, WIDTH> v = {x + row * n, mask, scale, has_mask != 0, count};
 
   wide kept[KEEP];
   float most = -INFINITY;
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    wide v = wide(x[i]) * scale;
-    if (has_mask != 0) {
-      v += wide(mask[i]);
-    }
-    v = within(v, i * WIDTH, count);
-    if (keeps) {
-      kept[k] = v;
-    }
-    most = max(most, largest(v));
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    kept[k] = i < n ? v.at(i) : wide(-INFINITY);
+    most = max(most, largest(kept[k]));
   }
-  most = row_max(most, scratch, lane, uint(lanes));
+  running_sum rest;
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    rest.add(v.at(i));
+  }
+  most = threadgroup_max(max(most, rest.most), scratch, lane, uint(lanes));
 
-  float sum = 0.0f;
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    wide v;
-    if (keeps) {
-      v = kept[k];
-    } else {
-      v = wide(x[i]) * scale;
-      if (has_mask != 0) {
-        v += wide(mask[i]);
-      }
-      v = within(v, i * WIDTH, count);
-    }
-    v = precise::exp(v - most);
-    if (keeps) {
-      kept[k] = v;
-    }
-    sum += total(v);
+  float sum = rest.sum * precise::exp(rest.most - origin(most));
+  for (int k = 0; k < KEEP; ++k) {
+    kept[k] = precise::exp(kept[k] - most);
+    sum += total(kept[k]);
   }
   // the other half of scratch, because a thread may still read the first one
   sum = threadgroup_sum(sum, scratch + 32, lane, uint(lanes));
 
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    wide v;
-    if (keeps) {
-      v = kept[k];
-    } else {
-      v = wide(x[i]) * scale;
-      if (has_mask != 0) {
-        v += wide(mask[i]);
-      }
-      v = precise::exp(within(v, i * WIDTH, count) - most);
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    if (i < n) {
+      y[i] = stored(kept[k] / sum);
     }
-    y[i] = stored(v / sum);
+  }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    y[i] = stored(precise::exp(v.at(i) - most) / sum);
   }
 }
 
@@ -136,26 +138,29 @@ kernel void softmax_backward(
   dy += row * n;
   y += row * n;
   dx += row * n;
-  const bool keeps = n <= KEEP * lanes;
 
   wide g[KEEP];
   wide p[KEEP];
   float dot = 0.0f;
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    const wide gi = wide(dy[i]);
-    const wide pi = wide(y[i]);
-    if (keeps) {
-      g[k] = gi;
-      p[k] = pi;
-    }
-    dot += total(gi * pi);
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    g[k] = i < n ? wide(dy[i]) : wide(0.0f);
+    p[k] = i < n ? wide(y[i]) : wide(0.0f);
+    dot += total(g[k] * p[k]);
+  }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    dot += total(wide(dy[i]) * wide(y[i]));
   }
   dot = threadgroup_sum(dot, scratch, lane, uint(lanes));
 
-  for (long k = 0, i = lane; i < n; ++k, i += lanes) {
-    const wide gi = keeps ? g[k] : wide(dy[i]);
-    const wide pi = keeps ? p[k] : wide(y[i]);
-    dx[i] = stored(pi * (gi - dot) * scale);
+  for (int k = 0; k < KEEP; ++k) {
+    const long i = lane + k * lanes;
+    if (i < n) {
+      dx[i] = stored(p[k] * (g[k] - dot) * scale);
+    }
+  }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    dx[i] = stored(wide(y[i]) * (wide(dy[i]) - dot) * scale);
   }
 }
 
