@@ -10,6 +10,7 @@ from .arguments import uninitialized
 from .compiler import CompilerMissing
 from .frontend import Source
 from .library import Kernel, Library, chosen_checks
+from .registers import arrays_in_memory
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 
 __all__ = [
@@ -88,10 +89,13 @@ def run(
         return Report(kernel, list(error.findings))
 
 
-def lint(source: str, **options: Any) -> list[Finding]:
-    """Only the strictness findings of `source`, and its compile errors."""
+def lint(source: str, *, registers: bool = False, **options: Any) -> list[Finding]:
+    """Only the strictness findings of `source`, and its compile errors; with `registers` also the
+    arrays of its kernels that are in memory, because an index is no constant."""
     try:
         library = compile_shader(source, "none", **options)
+        if registers:
+            return arrays_in_memory(library._builder)
         for name in dir(library):
             library[name]._build()
     except CompileError as error:

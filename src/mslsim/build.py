@@ -189,17 +189,27 @@ class Builder:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None
 
+    def intermediate(self, folder: Path) -> str:
+        """LLVM IR of all kernels, each in one function."""
+        self._to_ir(folder, self._cpp(self.parsed(), self.parsed().kernels), whole=True)
+        return (folder / "kernels.ll").read_text()
+
+    def _to_ir(self, folder: Path, cpp: str, whole: bool = False) -> str:
+        """Writes kernels.cpp and kernels.ll; returns the warnings."""
+        source = folder / "kernels.cpp"
+        source.write_text(cpp)
+        (folder / "swizzles.h").write_bytes((machine_headers() / "swizzles.h").read_bytes())
+        try:
+            return self.tools.to_intermediate(source, folder / "kernels.ll", self.checked, whole)
+        except CommandFailed as failure:
+            raise CompileError(_own_names(diagnostics(failure.text), str(source))) from None
+
     def _compile(self, folder: Path, kernels: list[Kernel]) -> None:
         parsed = self.parsed()
-        source, ir = folder / "kernels.cpp", folder / "kernels.ll"
-        (folder / "swizzles.h").write_bytes((machine_headers() / "swizzles.h").read_bytes())
+        ir = folder / "kernels.ll"
         while True:
             cpp = self._cpp(parsed, kernels)
-            source.write_text(cpp)
-            try:
-                said = self.tools.to_intermediate(source, ir, self.checked)
-            except CommandFailed as failure:
-                raise CompileError(_own_names(diagnostics(failure.text), str(source))) from None
+            said = self._to_ir(folder, cpp)
             text = ir.read_text()
             blocking = _blocking_functions(text)
             late = {

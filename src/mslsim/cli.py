@@ -94,11 +94,15 @@ def lint(
     as_json: Json = False,
     include: Include = None,
     define: Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")] = None,
+    registers: Annotated[
+        bool, typer.Option("--registers", help="also arrays that cannot be in registers")
+    ] = False,
 ) -> None:
     """Report what Apple's compiler would refuse, without running anything."""
     defines = dict(d.partition("=")[::2] for d in define or ())
     findings = lint_source(
         kernel.read_text(),
+        registers=registers,
         name=str(kernel),
         include=[str(kernel.parent), *map(str, include or ())],
         defines={k: v or "1" for k, v in defines.items()},

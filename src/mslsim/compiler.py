@@ -45,8 +45,21 @@ _KERNEL = [
     "-Wno-everything",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
+]
+_INLINED = ["-mllvm", "-inline-threshold=2000"]
+# As a GPU's compiler has it: one function for each kernel, and no vectors of its own making. With
+# the names of variables.
+_WHOLE = [
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
     "-mllvm",
-    "-inline-threshold=2000",
+    "-inline-threshold=10000000",
+    "-mllvm",
+    "-pragma-unroll-threshold=10000000",
+    "-g",
+    "-fno-discard-value-names",
+    "-Xclang",
+    "-fexperimental-assignment-tracking=disabled",
 ]
 # Vectorised loops would make accesses of sizes that the instrumentation passes over.
 _CHECKED = [
@@ -66,6 +79,9 @@ _CHECKED = [
     # A load of a vector stays one access, though only single elements are used.
     "-mllvm",
     "-disable-vector-combine",
+    # Loops are as long as they are written: unrolled ones take long to compile, and show no more.
+    "-mllvm",
+    "-pragma-unroll-threshold=0",
     # An access stays in its loop, and on its line.
     "-mllvm",
     "-disable-licm-promotion",
@@ -112,9 +128,13 @@ class Toolchain:
         arguments = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
         return self.run([*arguments, *flags, "-"], f'# 1 "{name}"\n{text}')[0]
 
-    def to_intermediate(self, source: Path, target: Path, checked: bool) -> str:
-        """C++ to textual LLVM IR, optimised; returns the warnings."""
-        flags = [*_KERNEL, *(_CHECKED if checked else []), *self._cpu()]
+    def to_intermediate(
+        self, source: Path, target: Path, checked: bool, whole: bool = False
+    ) -> str:
+        """C++ to textual LLVM IR, optimised; returns the warnings. `whole` puts each kernel into
+        one function."""
+        flags = [*_KERNEL, *(_WHOLE if whole else _INLINED), *(_CHECKED if checked else [])]
+        flags += self._cpu()
         include = ["-I", str(source.parent), "-I", str(PACKAGE / "machine")]
         return self.run([*flags, *include, "-S", "-emit-llvm", str(source), "-o", str(target)])[1]
 

@@ -326,13 +326,6 @@ def test_compile_errors_name_the_line():
     assert [(f.kind, f.file, f.line) for f in error.value.findings] == [("compile", "bad.metal", 4)]
 
 
-def test_lint_does_not_run_anything():
-    assert mslsim.lint(SCALE) == []
-    findings = mslsim.lint(HEAD + "float count;\n")
-    assert [(f.kind, f.line) for f in findings] == [("strict", 3)]
-    assert mslsim.lint(HEAD + "float count;\n", strict=False) == []
-
-
 def test_the_package_imports_nothing_of_its_users():
     for root, _, files in os.walk(os.path.dirname(mslsim.__file__)):
         for name in files:

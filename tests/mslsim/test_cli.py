@@ -51,3 +51,17 @@ def test_lint():
     result = invoke("lint", strict / "recursion.metal")
     assert result.exit_code == 1 and "recursion is not allowed" in result.output
     assert invoke("lint", strict / "recursion_fixed.metal").exit_code == 0
+
+
+def test_lint_registers(tmp_path):
+    text = """#include <metal_stdlib>
+    kernel void pick(device float* y, constant uint& n, uint i [[thread_position_in_grid]]) {
+      float kept[4] = {y[i], y[i + 1], y[i + 2], y[i + 3]};
+      y[i] = kept[n];
+    }
+    """
+    file = tmp_path / "pick.metal"
+    file.write_text(text)
+    assert invoke("lint", file).exit_code == 0
+    result = invoke("lint", file, "--registers")
+    assert result.exit_code == 1 and "pick.metal:3: registers: kept is not" in result.output

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of a thread that cannot be in registers.
+
+A GPU has no registers to index: an array is in registers only where every index is a constant once
+loops are unrolled. Any other one is in device memory, at the cost of a load for each use.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from .build import Builder
+from .frontend_rewrite import symbol
+from .report import Finding
+
+_FUNCTION = re.compile(r"^define .*@\"?msl_(?:thread|group)_([\w.$]+)\"?\(")
+_ARRAY = re.compile(r"^  (%[\w.\"]+) = alloca (\[.*\]),")
+# of the machine, which takes their address
+_MATRIX = "simdgroup_matrix"
+_DECLARED = re.compile(r"dbg[._]declare\((?:metadata )?ptr (%[\w.\"]+), (?:metadata )?!(\d+)")
+_VARIABLE = re.compile(r"^!(\d+) = .*DILocalVariable\(name: \"(\w+)\".*file: !(\d+), line: (\d+)")
+_FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\"")
+
+
+def arrays_in_memory(builder: Builder) -> list[Finding]:
+    """A finding for each kernel and array."""
+    kernels = {symbol(k.name): k.name for k in builder.parsed().kernels}
+    with tempfile.TemporaryDirectory() as folder:
+        ir = builder.intermediate(Path(folder)).splitlines()
+    files = {m[1]: m[2] for line in ir if (m := _FILE.match(line))}
+    variables = {m[1]: m for line in ir if (m := _VARIABLE.match(line))}
+    # a kernel without barriers is there twice: for one thread, and for all of a group
+    found: dict[Finding, None] = {}
+    kernel, arrays = "", set[str]()
+    for line in ir:
+        if line.startswith("define"):
+            function = _FUNCTION.match(line)
+            kernel, arrays = kernels.get(function[1], "") if function else "", set()
+        array, declared = _ARRAY.match(line), _DECLARED.search(line)
+        if array and _MATRIX not in array[2]:
+            arrays.add(array[1])
+        elif kernel and declared and declared[1] in arrays and declared[2] in variables:
+            variable = variables[declared[2]]
+            message = f"{variable[2]} is not in registers: an index is no constant; unroll its loop"
+            place = (files.get(variable[3], ""), int(variable[4]))
+            found[Finding("registers", message, kernel, *place)] = None
+    return list(found)
