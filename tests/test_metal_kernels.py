@@ -65,6 +65,11 @@ def test_removing_any_barrier_is_noticed(file: str) -> None:
     assert not needless
 
 
+@pytest.mark.parametrize("file", source.files())
+def test_arrays_of_a_thread_are_in_registers(file: str) -> None:
+    assert mslsim.lint(source.read(file), registers=True, name=file) == []
+
+
 def test_a_model_trains_through_the_simulator_under_a_trace() -> None:
     norm = metalcore.MetalRMSNorm(40)
     with metalcore.trace() as outer, metalcore.simulate(), metalcore.trace() as inner:

@@ -33,6 +33,7 @@ inline float lanes_max(float x) {
 template <int N>
 inline float squared_norm(thread const float* x) {
   float sum = 0.0f;
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     sum += x[i] * x[i];
   }
@@ -46,6 +47,7 @@ inline void complete_column(
     thread float* x, bool there, bool missing, uint lane, uint source, long rows) {
   float least = INFINITY;
   int best = 0;
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     const float held = lanes_sum<N>(there ? x[i] * x[i] : 0.0f);
     if (i < rows && held < least) {
@@ -54,22 +56,26 @@ inline void complete_column(
     }
   }
   const bool mine = missing && lane == source;
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     x[i] = mine ? (i == best ? 1.0f : 0.0f) : x[i];
   }
   for (int round = 0; round < 2; ++round) {
     float dot = 0.0f;
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       dot += x[i] * simd_shuffle(x[i], source);
     }
     dot = there ? dot : 0.0f;
     float norm = 0.0f;
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       const float held = lanes_sum<N>(dot * x[i]);
       x[i] = mine ? x[i] - held : x[i];
       norm += x[i] * x[i];
     }
     const float inverse = 1.0f / precise::sqrt(norm);
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       x[i] = mine ? x[i] * inverse : x[i];
     }
@@ -91,6 +97,7 @@ inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, fl
   for (ushort mask = 1; mask < N; ++mask) {
     float own = 0.0f;
     float both = 0.0f;
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       own += x[i] * x[i];
       both += x[i] * simd_shuffle_xor(x[i], mask);
@@ -110,10 +117,12 @@ inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, fl
     // c x + s y as a change of x, which is small for small angles: 1 - c = s * s / (1 + c)
     const float s = first == swap ? r.s : -r.s;
     const float half_tangent = s / (1.0f + r.c);
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       x[i] = turn(x[i], simd_shuffle_xor(x[i], mask), swap, s, half_tangent);
     }
     if (vectors) {
+#pragma unroll
       for (int i = 0; i < N; ++i) {
         v[i] = turn(v[i], simd_shuffle_xor(v[i], mask), swap, s, half_tangent);
       }

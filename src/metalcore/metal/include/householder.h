@@ -34,9 +34,11 @@ inline Reflector reflector_from(float alpha, float tail) {
 template <int N>
 inline float factor_columns(thread float* a, int steps, int column, ushort base) {
   float tau_of_column = 0.0f;
+#pragma unroll
   for (int k = 0; k < N; ++k) {
     if (k < steps) {
       float tail = 0.0f;
+#pragma unroll
       for (int i = k + 1; i < N; ++i) {
         tail += a[i] * a[i];
       }
@@ -45,6 +47,7 @@ inline float factor_columns(thread float* a, int steps, int column, ushort base)
       const float inverse = simd_shuffle(own.inverse, base + k);
       float v[N];
       float dot = a[k];
+#pragma unroll
       for (int i = k + 1; i < N; ++i) {
         v[i] = simd_shuffle(a[i], base + k) * inverse;
         dot += v[i] * a[i];
@@ -52,6 +55,7 @@ inline float factor_columns(thread float* a, int steps, int column, ushort base)
       if (column > k) {
         a[k] -= tau * dot;
       }
+#pragma unroll
       for (int i = k + 1; i < N; ++i) {
         a[i] = column > k ? a[i] - tau * dot * v[i] : column == k ? v[i] : a[i];
       }
@@ -68,10 +72,12 @@ inline float factor_columns(thread float* a, int steps, int column, ushort base)
 template <int N>
 inline void reflect_column(thread float* x, thread const float* v, float tau, int k) {
   float dot = x[k];
+#pragma unroll
   for (int i = k + 1; i < N; ++i) {
     dot += v[i] * x[i];
   }
   x[k] -= tau * dot;
+#pragma unroll
   for (int i = k + 1; i < N; ++i) {
     x[i] -= tau * dot * v[i];
   }

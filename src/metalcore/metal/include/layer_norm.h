@@ -70,6 +70,7 @@ inline void layer_norm_row(
 
   wide kept[KEEP];
   float whole = 0.0f;
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : wide(0.0f);
@@ -81,6 +82,7 @@ inline void layer_norm_row(
   const float m = threadgroup_sum(whole, scratch, lane, lanes) / float(n * WIDTH);
 
   float squares = 0.0f;
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     kept[k] -= m;
     squares += lane + k * long(lanes) < n ? total(kept[k] * kept[k]) : 0.0f;
@@ -93,6 +95,7 @@ inline void layer_norm_row(
   squares = threadgroup_sum(squares, scratch + 32, lane, lanes);
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + norm.eps);
 
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     if (i < n) {

@@ -69,18 +69,21 @@ inline void solve_systems_by_rows(
     const bool forward = lower != turned;
     const substitution s = substitute(n, LD, lower, turned, unit);
     float diagonal[KEEP];
+#pragma unroll
     for (int r = 0; r < KEEP; ++r) {
       const int i = r * WIDTH + lane;
       diagonal[r] = i < n ? a[s.first + i * (s.row + s.column)] : 1.0f;
     }
     for (int c = 0; c < all.k; ++c) {
       float kept[KEEP];
+#pragma unroll
       for (int r = 0; r < KEEP; ++r) {
         const int i = r * WIDTH + lane;
         const int at = mine * values + row_of(i, n, forward) * all.k + c;
         kept[r] = owns && i < n ? x[at] : 0.0f;
       }
       solve_in_lanes<WIDTH, KEEP>(a, s, n, thread_lane - lane, lane, diagonal, kept);
+#pragma unroll
       for (int r = 0; r < KEEP; ++r) {
         const int i = r * WIDTH + lane;
         if (owns && i < n) {
@@ -97,7 +100,46 @@ inline void solve_systems_by_rows(
   }
 }
 
-// The threads of a threadgroup share a matrix, and each takes a right side. `a` has 4096 values.
+// One right side: element i of X as substitution counts rows is X[at(i)].
+struct right_side {
+  long start;
+  long k;
+  int n;
+  bool forward;
+
+  long at(int i) const thread { return start + long(row_of(i, n, forward)) * k; }
+};
+
+template <int ROWS>
+inline void load_rows(device const float* B, right_side c, int first, int rows, thread float* x) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    x[i] = i < rows ? B[c.at(first + i)] : 0.0f;
+  }
+}
+
+template <int ROWS>
+inline void store_rows(device float* X, right_side c, int first, int rows, thread const float* x) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    if (i < rows) {
+      X[c.at(first + i)] = x[i];
+    }
+  }
+}
+
+// What the solved row j takes from x: a points to its factor for the first row.
+template <int ROWS>
+inline void take_solved(
+    threadgroup const float* a, int step, float solved, int rows, thread float* x) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    x[i] -= i < rows ? a[i * step] * solved : 0.0f;
+  }
+}
+
+// The threads of a threadgroup share a matrix, and each takes a right side, ROWS rows of it at a
+// time in registers. `a` has 4096 values.
 template <int ROWS>
 inline void solve_systems_by_columns(
     systems all,
@@ -114,23 +156,37 @@ inline void solve_systems_by_columns(
   // all of A is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  const long c = long(group.x) * threads + thread_index;
-  if (c >= all.k) {
+  const long column = long(group.x) * threads + thread_index;
+  if (column >= all.k) {
     return;
   }
-  const long start = group.y * all.x_matrix + c;
-  const bool forward = lower != transpose;
+  const right_side c = {group.y * all.x_matrix + column, all.k, n, lower != transpose};
+  const substitution s = substitute(n, n, lower, transpose, unit);
+  const int last = (n - 1) / ROWS * ROWS;
   float x[ROWS];
-  for (int i = 0; i < ROWS; ++i) {
-    x[i] = i < n ? all.B[start + long(row_of(i, n, forward)) * all.k] : 0.0f;
-  }
-  solve_in_thread<ROWS>(a, substitute(n, n, lower, transpose, unit), n, x);
-  if (passes == 2) {
-    solve_transposed_in_thread<ROWS>(a, substitute(n, n, lower, transpose, unit), n, x);
-  }
-  for (int i = 0; i < ROWS; ++i) {
-    if (i < n) {
-      all.X[start + long(row_of(i, n, forward)) * all.k] = x[i];
+  for (int first = 0; first < n; first += ROWS) {
+    const int rows = min(ROWS, n - first);
+    load_rows<ROWS>(all.B, c, first, rows, x);
+    for (int j = 0; j < first; ++j) {
+      const int entry = s.first + first * s.row + j * s.column;
+      take_solved<ROWS>(a + entry, s.row, all.X[c.at(j)], rows, x);
     }
+    solve_in_thread<ROWS>(a, from_row(s, first), rows, x);
+    if (passes == 1 || first < last) {
+      store_rows<ROWS>(all.X, c, first, rows, x);
+    }
+  }
+  // the last rows are still in registers
+  for (int first = last; first >= 0 && passes == 2; first -= ROWS) {
+    const int rows = min(ROWS, n - first);
+    if (first < last) {
+      load_rows<ROWS>(all.X, c, first, rows, x);
+    }
+    for (int j = first + rows; j < n; ++j) {
+      const int entry = s.first + j * s.row + first * s.column;
+      take_solved<ROWS>(a + entry, s.column, all.X[c.at(j)], rows, x);
+    }
+    solve_transposed_in_thread<ROWS>(a, from_row(s, first), rows, x);
+    store_rows<ROWS>(all.X, c, first, rows, x);
   }
 }

@@ -24,6 +24,11 @@ inline substitution substitute(int n, int ld, bool lower, bool transpose, bool u
   return {(n - 1) * (ld + 1), -row, -column, unit};
 }
 
+// The same from row and column `first` on.
+inline substitution from_row(substitution s, int first) {
+  return {s.first + first * (s.row + s.column), s.row, s.column, s.unit};
+}
+
 // The n x n block at `from`, with its rows `step` apart, into rows of `ld`, by `threads` threads.
 inline void load_square(
     device const float* from,
@@ -68,11 +73,13 @@ inline void solve_in_lanes(
     ushort lane,
     thread const float* diagonal,
     thread float* x) {
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const int last = min(WIDTH, n - k * WIDTH);
     for (int j = 0; j < last; ++j) {
       const float own = s.unit ? x[k] : x[k] / diagonal[k];
       const float solved = simd_shuffle(own, ushort(base + j));
+#pragma unroll
       for (int r = k; r < KEEP; ++r) {
         const int i = r * WIDTH + lane;
         if (i > k * WIDTH + j && i < n) {
@@ -87,10 +94,12 @@ inline void solve_in_lanes(
 // One right side per thread, its n <= ROWS rows in registers.
 template <int ROWS>
 inline void solve_in_thread(threadgroup const float* a, substitution s, int n, thread float* x) {
+#pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     if (i < n) {
       threadgroup const float* row = a + s.first + i * s.row;
       float sum = x[i];
+#pragma unroll
       for (int j = 0; j < i; ++j) {
         sum -= row[j * s.column] * x[j];
       }
@@ -103,10 +112,12 @@ inline void solve_in_thread(threadgroup const float* a, substitution s, int n, t
 template <int ROWS>
 inline void solve_transposed_in_thread(
     threadgroup const float* a, substitution s, int n, thread float* x) {
+#pragma unroll
   for (int i = ROWS - 1; i >= 0; --i) {
     if (i < n) {
       threadgroup const float* column = a + s.first + i * s.column;
       float sum = x[i];
+#pragma unroll
       for (int j = i + 1; j < ROWS; ++j) {
         if (j < n) {
           sum -= column[j * s.row] * x[j];

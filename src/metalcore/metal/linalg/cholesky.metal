@@ -44,22 +44,26 @@ kernel void cholesky_simdgroup(
   const ushort base = thread_lane - lane;
   threadgroup float* row = a + m * WIDTH * LD + lane * LD;
   float l[WIDTH];
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     l[j] = owns && j <= lane && lane < rows ? row[j] : 0.0f;
   }
   int failed = 0;
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     if (j < rows) {
       const float pivot = simd_shuffle(l[j], ushort(base + j));
       failed = failed == 0 && !(pivot > 0.0f) ? j + 1 : failed;
       const float root = precise::sqrt(pivot);
       l[j] = lane == j ? root : l[j] / root;
+#pragma unroll
       for (int k = j + 1; k < WIDTH; ++k) {
         const float other = simd_shuffle(l[j], ushort(base + k));
         l[k] -= l[j] * other;
       }
     }
   }
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     if (owns && lane < rows && j < rows) {
       row[j] = j <= lane ? l[j] : 0.0f;
@@ -128,7 +132,7 @@ kernel void cholesky_threadgroup(
 }
 
 // Rows below the block of 64 columns at `start`: l = a L11^-T. A simdgroup takes 32 rows, a thread
-// solves one of them.
+// solves one of them, 32 values at a time in registers.
 template <int COLUMNS>
 kernel void cholesky_panel(
     device float* L [[buffer(0)]],
@@ -149,14 +153,24 @@ kernel void cholesky_panel(
   }
   // each lane now reads what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  if (lane < rows) {
-    float x[COLUMNS];
-    for (int j = 0; j < COLUMNS; ++j) {
-      x[j] = tile[lane * LD + j];
+  const substitution s = substitute(COLUMNS, COLUMNS, true, false, false);
+  threadgroup float* row = tile + lane * LD;
+  for (int done = 0; done < COLUMNS && lane < rows; done += 32) {
+    float x[32];
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      x[j] = row[done + j];
     }
-    solve_in_thread<COLUMNS>(block, substitute(COLUMNS, COLUMNS, true, false, false), COLUMNS, x);
-    for (int j = 0; j < COLUMNS; ++j) {
-      tile[lane * LD + j] = x[j];
+    for (int k = 0; k < done; ++k) {
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        x[j] -= block[(done + j) * COLUMNS + k] * row[k];
+      }
+    }
+    solve_in_thread<32>(block, from_row(s, done), 32, x);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      row[done + j] = x[j];
     }
   }
   // each lane now writes out what others stored

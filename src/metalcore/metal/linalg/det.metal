@@ -63,6 +63,7 @@ kernel void det_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
   float a[WIDTH];
   const bool mine = int(lane / WIDTH) < count && row < rows;
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     a[j] = mine && j < rows ? tile[lane * 33 + j] : 0.0f;
   }
@@ -73,6 +74,7 @@ kernel void det_simdgroup(
 
   float pivot = 1.0f;
   int falling = 0;
+#pragma unroll
   for (int k = 0; k < WIDTH; ++k) {
     pivot = k < rows && position == k ? a[k] : pivot;
     const int other = simd_shuffle(position, base + k);

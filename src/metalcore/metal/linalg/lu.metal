@@ -73,14 +73,18 @@ kernel void lu_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
   float a[WIDTH];
   const bool mine = int(lane / WIDTH) < count && row < height;
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     a[j] = mine && j < width ? tile[lane * 33 + j] : 0.0f;
   }
   int position;
   int failed;
   factor_in_lanes<WIDTH>(a, height, width, row, ushort(lane - row), position, failed);
-  for (int j = 0; j < width; ++j) {
-    tile[lane * 33 + j] = a[j];
+#pragma unroll
+  for (int j = 0; j < WIDTH; ++j) {
+    if (j < width) {
+      tile[lane * 33 + j] = a[j];
+    }
   }
   order[lane - row + position] = lane;
   // the factors are in the tile
@@ -239,9 +243,11 @@ kernel void lu_columns(
   }
   if (column >= last) {
     float x[32];
+#pragma unroll
     for (int i = 0; i < 32; ++i) {
       if (i < steps) {
         float sum = top[i * n + column];
+#pragma unroll
         for (int j = 0; j < i; ++j) {
           sum -= L[i * steps + j] * x[j];
         }

@@ -234,6 +234,7 @@ kernel void orthogonalize_divide(
   for (long first = 0; first < K; first += ROWS) {
     const int rows = int(min(K - first, long(ROWS)));
     two_floats x[ROWS];
+#pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       x[i] = {inside && i < rows ? W[(first + i) * M] : 0.0f, 0.0f};
     }
@@ -242,15 +243,18 @@ kernel void orthogonalize_divide(
       for (uint k = 0; k < 32 && column + k < first; ++k) {
         const long at = (column + k) * M;
         const two_floats y = {inside ? W[at] : 0.0f, inside ? W_low[at] : 0.0f};
+#pragma unroll
         for (int i = 0; i < ROWS; ++i) {
           x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), y);
         }
       }
     }
     load_tile<ROWS>(L, low, tile, tile_low, K, first, first, thread_index, threads.x);
+#pragma unroll
     for (int k = 0; k < ROWS; ++k) {
       if (k < rows) {
         x[k] = divided(x[k], get(tile, tile_low, k * 33));
+#pragma unroll
         for (int i = k + 1; i < ROWS; ++i) {
           x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), x[k]);
         }

@@ -49,11 +49,13 @@ kernel void qr_simdgroup(
   const ushort base = lane - c;
   float a[SIZE];
   float largest = 0.0f;
+#pragma unroll
   for (int i = 0; i < SIZE; ++i) {
     a[i] = i < rows && c < columns ? tile[matrix * size + i * columns + c] : 0.0f;
     largest = max(largest, abs(a[i]));
   }
   const float scale = power_of_two_for(largest);
+#pragma unroll
   for (int i = 0; i < SIZE; ++i) {
     a[i] *= scale;
   }
@@ -63,6 +65,7 @@ kernel void qr_simdgroup(
   // every lane has read its column: the tile is free
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const int r_size = int(r_rows) * columns;
+#pragma unroll
   for (int i = 0; i < SIZE; ++i) {
     if (owns && i < r_rows && c < columns) {
       tile[matrix * r_size + i * columns + c] = i <= c ? a[i] / scale : 0.0f;
@@ -78,13 +81,16 @@ kernel void qr_simdgroup(
   }
 
   float q[SIZE];
+#pragma unroll
   for (int i = 0; i < SIZE; ++i) {
     q[i] = i == c ? 1.0f : 0.0f;
   }
+#pragma unroll
   for (int k = SIZE - 1; k >= 0; --k) {
     if (k < steps) {
       const float tau = simd_shuffle(tau_of_column, base + k);
       float v[SIZE];
+#pragma unroll
       for (int i = k + 1; i < SIZE; ++i) {
         v[i] = simd_shuffle(a[i], base + k);
       }
@@ -94,6 +100,7 @@ kernel void qr_simdgroup(
   // R has left the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const int width = int(q_columns);
+#pragma unroll
   for (int i = 0; i < SIZE; ++i) {
     if (owns && i < rows && c < width) {
       tile[matrix * rows * width + i * width + c] = q[i];

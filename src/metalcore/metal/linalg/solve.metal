@@ -41,6 +41,7 @@ kernel void solve_simdgroup(
   // the rows of A are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   float a[WIDTH];
+#pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     a[j] = mine && j < rows ? tile[lane * 33 + j] : 0.0f;
   }
@@ -63,6 +64,7 @@ kernel void solve_simdgroup(
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (int c = 0; c < width; c += COLUMNS) {
       float b[COLUMNS];
+#pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
         b[j] = mine && c + j < width ? tile[lane * 33 + c + j] : 0.0f;
       }
@@ -70,6 +72,7 @@ kernel void solve_simdgroup(
       for (int p = 0; p < WIDTH; ++p) {
         if (p < rows) {
           const ushort from = lane_where<WIDTH>(position == p, base);
+#pragma unroll
           for (int j = 0; j < COLUMNS; ++j) {
             const float y = simd_shuffle(b[j], from);
             b[j] = position > p ? b[j] - a[p] * y : b[j];
@@ -80,6 +83,7 @@ kernel void solve_simdgroup(
       for (int p = WIDTH - 1; p >= 0; --p) {
         if (p < rows) {
           const ushort from = lane_where<WIDTH>(position == p, base);
+#pragma unroll
           for (int j = 0; j < COLUMNS; ++j) {
             b[j] = position == p ? b[j] / a[p] : b[j];
             const float x = simd_shuffle(b[j], from);
@@ -87,6 +91,7 @@ kernel void solve_simdgroup(
           }
         }
       }
+#pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
         if (c + j < width) {
           tile[lane * 33 + c + j] = b[j];

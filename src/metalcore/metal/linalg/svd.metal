@@ -54,6 +54,7 @@ kernel void svd_simdgroup(
   float v[N];
   float largest = 0.0f;
   float zero = 0.0f;
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     const bool inside = mine < count && lane < K && i < M;
     const long at = mine * size + (wide ? lane * columns + i : i * columns + lane);
@@ -64,6 +65,7 @@ kernel void svd_simdgroup(
   }
   const bool finite = lanes_sum<N>(zero) == 0.0f;
   const float scale = power_of_two_for(largest);
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     x[i] = finite ? x[i] * scale : 0.0f;
   }
@@ -73,11 +75,13 @@ kernel void svd_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* factors = stage + mine * N * N;
   const float power = power_of_two(lanes_max<N>(largest));
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     factors[i * N + lane] = i <= int(lane) ? x[i] / scale / power : x[i];
   }
   // rows are read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     x[i] = lane < K && i >= int(lane) ? factors[lane * N + i] : 0.0f;
   }
@@ -90,6 +94,7 @@ kernel void svd_simdgroup(
   const float norm = precise::sqrt(squared_norm<N>(x));
   const float key = lane < K ? norm : -1.0f;
   uint place = 0;
+#pragma unroll
   for (ushort mask = 1; mask < N; ++mask) {
     const float other = simd_shuffle_xor(key, mask);
     place += other > key || (other == key && (lane ^ mask) < lane) ? 1 : 0;
@@ -107,9 +112,11 @@ kernel void svd_simdgroup(
   }
 
   bool there = norm > kNothing * lanes_max<N>(norm);
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     x[i] = there ? x[i] / norm : 0.0f;
   }
+#pragma unroll
   for (uint j = 0; j < N; ++j) {
     const bool missing = lane < K && !there;
     if (simd_any(missing && lane == j)) {
@@ -119,8 +126,10 @@ kernel void svd_simdgroup(
     }
   }
   // Q W
+#pragma unroll
   for (int k = N - 1; k >= 0; --k) {
     float reflector[N];
+#pragma unroll
     for (int i = k + 1; i < N; ++i) {
       reflector[i] = factors[i * N + k];
     }
@@ -130,6 +139,7 @@ kernel void svd_simdgroup(
   const long tall_size = M * tall_columns;
   // every lane has read the reflectors
   simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     if (mine < count && lane < tall_columns && i < M) {
       stage[mine * tall_size + i * tall_columns + place] = finite ? v[i] : nan;
@@ -143,6 +153,7 @@ kernel void svd_simdgroup(
   }
   // every lane has read stage
   simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
   for (int i = 0; i < N; ++i) {
     if (mine < count && lane < K && i < K) {
       stage[(mine * K + i) * K + place] = finite ? x[i] : nan;

@@ -73,7 +73,7 @@ def block(
     return Launch(
         f"linalg/{op}.metal",
         f"{op}_columns",
-        f"{next(r for r in (16, 32, 64) if n <= r)}",
+        "16" if n <= 16 else "32",
         args,
         threads=(round_up(k, threads), batch, 1),
         group=(threads, 1, 1),

@@ -39,6 +39,7 @@ kernel void add_rms_norm(
       squares += total(wide(s) * wide(s));
     }
   }
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = wide(0.0f);
@@ -57,6 +58,7 @@ kernel void add_rms_norm(
       y[i] = stored(wide(sum[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {

@@ -118,7 +118,7 @@ kernel void cross_entropy(
   constexpr int keep = 16 / sizeof(T);
   stored kept[keep];
   row_sums sums;
-#pragma clang loop unroll(full)
+#pragma unroll
   for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
@@ -157,7 +157,7 @@ kernel void cross_entropy(
   }
   // the logit of the target has been read, which the gradient may overwrite
   threadgroup_barrier(mem_flags::mem_device);
-#pragma clang loop unroll(full)
+#pragma unroll
   for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
@@ -190,7 +190,7 @@ kernel void cross_entropy_total(
   }
 }
 
-#define INSTANTIATE(T, WIDTH)                                      \
+#define INSTANTIATE(T, WIDTH)                                       \
   template [[host_name("cross_entropy_" #T "_" #WIDTH)]] [[kernel]] \
   decltype(cross_entropy<T, WIDTH>) cross_entropy<T, WIDTH>;
 

@@ -3,8 +3,8 @@
 // dx = rstd * (g - mean(g) - v * mean(g * v)) + dsum,  dweight = sum dy * v,  dbias = sum dy
 //
 // One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
-// are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long row
-// is read again, and of its shares too.
+// are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long
+// row is read again, and of its shares too.
 
 #include "layer_norm.h"
 
@@ -39,6 +39,7 @@ kernel void layer_norm_backward(
   wide scales[KEEP];
   wide dweight[KEEP];
   wide dbias[KEEP];
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     scales[k] = i < n ? value_or<wide>(1.0f, weight, has_weight, i) : wide(0.0f);
@@ -59,6 +60,7 @@ kernel void layer_norm_backward(
     wide v[KEEP];
     float sum = 0.0f;
     float dot = 0.0f;
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * long(lanes);
       d[k] = i < n ? wide(dy_row[i]) : wide(0.0f);
@@ -76,6 +78,7 @@ kernel void layer_norm_backward(
     sum = threadgroup_sum(sum, half_of, lane, lanes) / float(n * WIDTH);
     dot = threadgroup_sum(dot, half_of + 32, lane, lanes) / float(n * WIDTH);
 
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * long(lanes);
       if (i < n) {
@@ -100,6 +103,7 @@ kernel void layer_norm_backward(
     }
   }
 
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     if (i < n && sums_weight != 0) {

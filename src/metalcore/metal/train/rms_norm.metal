@@ -29,6 +29,7 @@ kernel void rms_norm_simdgroup(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   wide scales[KEEP];
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * 32;
     scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
@@ -39,12 +40,14 @@ kernel void rms_norm_simdgroup(
   for (long row = first; row < last; ++row) {
     wide kept[KEEP];
     float sum = 0.0f;
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * 32;
       kept[k] = i < n ? wide(x[row * n + i]) : wide(0.0f);
       sum += total(kept[k] * kept[k]);
     }
     const float r = 1.0f / precise::sqrt(simd_sum(sum) / float(n * WIDTH) + eps);
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * 32;
       if (i < n) {
@@ -85,6 +88,7 @@ kernel void rms_norm(
       sum += total(v * v);
     }
   }
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? wide(x[i]) : wide(0.0f);
@@ -98,6 +102,7 @@ kernel void rms_norm(
       y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
@@ -136,6 +141,7 @@ kernel void rms_norm_backward(
 
   wide scales[KEEP == 0 ? 1 : KEEP];
   wide sums[KEEP == 0 ? 1 : KEEP];
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
@@ -160,6 +166,7 @@ kernel void rms_norm_backward(
             total(wide(dy_row[i]) * scale_at<wide>(weight, has_weight, offset, i) * wide(x_row[i]));
       }
     }
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
       g[k] = i < n ? wide(dy_row[i]) : wide(0.0f);
@@ -184,6 +191,7 @@ kernel void rms_norm_backward(
         }
       }
     }
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
       if (i < n) {
@@ -198,6 +206,7 @@ kernel void rms_norm_backward(
   }
 
   if (has_share != 0) {
+#pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
       if (i < n) {

@@ -86,6 +86,7 @@ kernel void softmax(
 
   wide kept[KEEP];
   float most = -INFINITY;
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? v.at(i) : wide(-INFINITY);
@@ -98,6 +99,7 @@ kernel void softmax(
   most = threadgroup_max(max(most, rest.most), scratch, lane, uint(lanes));
 
   float sum = rest.sum * precise::exp(rest.most - origin(most));
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     kept[k] = precise::exp(kept[k] - most);
     sum += total(kept[k]);
@@ -105,6 +107,7 @@ kernel void softmax(
   // the other half of scratch, because a thread may still read the first one
   sum = threadgroup_sum(sum, scratch + 32, lane, uint(lanes));
 
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
@@ -142,6 +145,7 @@ kernel void softmax_backward(
   wide g[KEEP];
   wide p[KEEP];
   float dot = 0.0f;
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     g[k] = i < n ? wide(dy[i]) : wide(0.0f);
@@ -153,6 +157,7 @@ kernel void softmax_backward(
   }
   dot = threadgroup_sum(dot, scratch, lane, uint(lanes));
 
+#pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
