@@ -126,6 +126,8 @@ def test_float64_is_as_exact_as_it_can_be() -> None:
         ((2, 600, 20), "lapack"),
         ((600, 260), "gram"),
         ((260, 600), "gram"),
+        ((1100, 260), "gram_float32"),
+        ((256, 1024), "gram_float32"),
     ],
 )
 def test_the_trace_names_the_way(size: tuple[int, ...], variant: str) -> None:
@@ -146,6 +148,32 @@ def test_a_gram_matrix_is_refused_where_it_would_cost_orthogonality() -> None:
             U, S, V = metalcore.svd(A)
         assert t.records[0].variant == "lapack"
         assert max(_flaws(A, U, S, V).values()) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "scale", "variant"),
+    [
+        (torch.linspace(1, 0.3, 256), 1.0, "gram_float32"),
+        (torch.ones(256), 1.0, "gram_float32"),
+        (torch.cat([torch.ones(128), torch.full([128], 0.5)]), 1e6, "gram_float32"),
+        # float32 has no squares of these
+        (torch.linspace(1, 0.3, 256), 1e25, "gram"),
+        (torch.linspace(1, 0.3, 256), 1e-25, "gram"),
+        # which the mean and the variance do not show
+        (torch.cat([torch.ones(255), torch.tensor([1e-2])]), 1.0, "gram"),
+        (torch.cat([torch.ones(255), torch.zeros(1)]), 1.0, "lapack"),
+    ],
+)
+def test_a_gram_matrix_in_float32_is_for_conditions_near_one(
+    spectrum: Tensor, scale: float, variant: str
+) -> None:
+    Q, P = (torch.linalg.qr(torch.randn(n, 256, dtype=torch.float64))[0] for n in (800, 256))
+    A = (Q * (scale * spectrum.double()) @ P.mT).float()
+    with metalcore.trace() as t:
+        U, S, V = metalcore.svd(A)
+    assert t.records[0].variant == variant
+    assert (S.diff() <= 0).all()
+    assert max(_flaws(A, U, S, V).values()) < 1.5
 
 
 def test_gradients() -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Singular value decomposition on the CPU. Small matrices are decomposed side by side, one per
-// lane; large float32 ones by the eigenvectors of their Gram matrix in float64 where their
-// condition allows it; the rest by LAPACK, after a QR factorization where they are long.
+// lane; large float32 ones by the eigenvectors of their Gram matrix where their condition allows
+// it; the rest by LAPACK, after a QR factorization where they are long.
 
 #include <functional>
 #include <numeric>
@@ -11,6 +11,7 @@
 #include "../common/aten.h"
 #include "../common/policy.h"
 #include "bidiagonal_group.h"
+#include "svd_gram.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -30,10 +31,6 @@ const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to");
 const Knob lanes_worth("svd", "lanes_worth");
 const Knob gram_from("svd", "gram_from");
 const Knob gram_square_from("svd", "gram_square_from");
-
-struct Decomposed {
-  Tensor U, S, V, info;
-};
 
 // What is found of least squares problems.
 struct Solved {
@@ -95,60 +92,6 @@ void solve_interleaved(const Tensor& A, const Tensor& B, const Tensor& rcond, bo
     for (int64_t l = 0; l < count; ++l) mutable_data<int64_t>(out.rank)[first + l] = rank[l];
     lanes::unpack(sides.c, to, to, count, mutable_data<T>(out.X) + first * to);
   });
-}
-
-// The lower triangle of X^T X, with what a product by blocks computes above its diagonal.
-Tensor gram_matrix(Tensor X) {
-  // 8: 1.6x over one product of 4096 x 1024
-  constexpr int64_t kBlocks = 8;
-  const int64_t n = X.size(1), block = std::max<int64_t>(128, (n + kBlocks - 1) / kBlocks);
-  const std::array<int64_t, 2> sizes = {n, n};
-  Tensor gram = cpu::empty(sizes.data(), 2, X.scalar_type());
-  for (int64_t first = 0; first < n; first += block) {
-    const int64_t rows = std::min(block, n - first), columns = first + rows;
-    const Tensor left = transpose(torch::stable::narrow(X, 1, first, rows), 0, 1);
-    const Tensor right = torch::stable::narrow(X, 1, 0, columns);
-    Tensor strip = torch::stable::narrow(gram, 0, first, rows);
-    strip = torch::stable::narrow(strip, 1, 0, columns);
-    aten<1>("aten::mm", "out", left, right, strip);
-  }
-  return gram;
-}
-
-// A = (A V / S) S V^T with A^T A = V S^2 V^T in float64, for one tall matrix. U is orthogonal to
-// about condition^2 * 1e-16, so there is a limit to it: false is for other ways. The factor of A^T
-// A shows most of these before the eigenvectors are paid for.
-bool svd_gram(const Tensor& A, bool vectors, Decomposed& out) {
-  constexpr double kLargestCondition = 1e5, kNarrowCondition = 32;
-  const Tensor wide = to_dtype(A, ScalarType::Double);
-  const Tensor gram = gram_matrix(wide);
-  const auto [factor, info] = aten<2>("aten::linalg_cholesky_ex", "", gram, false, false);
-  if (*data<int32_t>(info) != 0) return false;
-  const Tensor diagonal =
-      dense(aten<1>("aten::diagonal", "", factor, int64_t(0), int64_t(0), int64_t(1))[0]);
-  const double* r = data<double>(diagonal);
-  const auto [least, most] = std::minmax_element(r, r + A.size(1));
-  if (!(*least * kLargestCondition > *most)) return false;
-
-  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), vectors);
-  const double* ascending = data<double>(values);
-  const double condition = std::sqrt(ascending[A.size(1) - 1] / ascending[0]);
-  if (!(condition < kLargestCondition)) return false;
-  const auto flip = [](const Tensor& x) {
-    return aten<1>("aten::flip", "", x, std::vector<int64_t>{-1})[0];
-  };
-  const Tensor S = aten<1>("aten::sqrt", "", flip(values))[0];
-  out.S = to_dtype(S, A.scalar_type());
-  if (!vectors) return true;
-  const Tensor V = flip(basis);
-  const Tensor scaled = aten<1>("aten::div", "Tensor", V, S)[0];
-  // a product in float32 loses a digit of orthogonality for each of the condition
-  const bool narrow = condition < kNarrowCondition;
-  const Tensor basis_of_u = narrow ? to_dtype(scaled, A.scalar_type()) : scaled;
-  out.U = aten<1>("aten::mm", "", narrow ? A : wide, basis_of_u)[0];
-  out.U = dense(to_dtype(out.U, A.scalar_type()));
-  out.V = dense(to_dtype(V, A.scalar_type()));
-  return true;
 }
 
 template <typename T>
@@ -218,11 +161,13 @@ Decomposed decompose_tall(const Tensor& given, bool full, bool vectors) {
       std::accumulate(sizes.begin(), sizes.end() - 2, int64_t(1), std::multiplies<>());
   Decomposed out;
   out.info = cpu::empty(sizes.data(), dim - 2, ScalarType::Int);
-  if (sizeof(T) == 4 && !full && dim == 2 && n >= (m >= 2 * n ? gram_from : gram_square_from) &&
-      svd_gram(given, vectors, out)) {
-    metalcore_variant = "gram";
-    torch::stable::zero_(out.info);
-    return out;
+  if (sizeof(T) == 4 && !full && dim == 2 && n >= (m >= 2 * n ? gram_from : gram_square_from)) {
+    const bool narrow = vectors && svd_gram_narrow(given, out);
+    if (narrow || svd_gram(given, vectors, out)) {
+      metalcore_variant = narrow ? "gram_float32" : "gram";
+      torch::stable::zero_(out.info);
+      return out;
+    }
   }
   const Tensor A = dense(given);
   if (n > 0 && batch > 0 && side_by_side(m, n, batch, kLanes<T>)) {
