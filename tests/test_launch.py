@@ -18,14 +18,14 @@ GOOD: dict[str, Any] = {
 }
 SUM = {
     "function": "rms_norm",
-    "variant": "float_float_4x4",
+    "variant": "float_float_4",
     "args": (*(torch.zeros(64),) * 3, torch.zeros(1), 16, 1e-6, 0.0, 1),
 }
 
 
 def test_a_good_launch_is_made() -> None:
     assert Launch(**GOOD).kernel == "rms_norm_dweight_float"
-    assert Launch(**GOOD | SUM).kernel == "rms_norm_float_float_4x4"
+    assert Launch(**GOOD | SUM).kernel == "rms_norm_float_float_4"
 
 
 BAD = [

@@ -4,9 +4,6 @@
 
 #include "norm.h"
 
-// Chunks of a row that a thread keeps in registers.
-constant constexpr int KEEP = 4;
-
 // weight[i], or `none` where there is no weight.
 template <typename wide, typename stored>
 inline wide value_or(float none, device const stored* weight, long has_weight, long i) {
@@ -110,19 +107,3 @@ inline void layer_norm_row(
     *rstd = r;
   }
 }
-
-#define INSTANTIATE(function, T, W, WIDTH)                              \
-  template [[host_name(#function "_" #T "_" #W "_" #WIDTH)]] [[kernel]] \
-  decltype(function<T, W, WIDTH>) function<T, W, WIDTH>;
-
-#define INSTANTIATE_TYPES(function)        \
-  INSTANTIATE(function, float, float, 1)   \
-  INSTANTIATE(function, float, float, 4)   \
-  INSTANTIATE(function, half, half, 1)     \
-  INSTANTIATE(function, half, half, 4)     \
-  INSTANTIATE(function, half, float, 1)    \
-  INSTANTIATE(function, half, float, 4)    \
-  INSTANTIATE(function, bfloat, bfloat, 1) \
-  INSTANTIATE(function, bfloat, bfloat, 4) \
-  INSTANTIATE(function, bfloat, float, 1)  \
-  INSTANTIATE(function, bfloat, float, 4)

@@ -3,10 +3,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from metalcore._policy import Values
-from metalcore.metal.launch import MAX_THREADS_PER_GROUP, SIMD_WIDTH, Size, round_up
+from metalcore.metal.launch import MAX_THREADS_PER_GROUP, MSL_TYPE, SIMD_WIDTH, Size, round_up
 
 # Chunks of a row that a thread keeps in registers, as the kernels have it.
 KEEP = 4
@@ -30,8 +31,12 @@ class RowShare:
         lanes = round_up(-(-chunks // KEEP), SIMD_WIDTH)
         if lanes > policy["threads"]:
             lanes = min(lanes, MAX_THREADS_PER_GROUP)
-        rows = policy["simdgroups"] if lanes == SIMD_WIDTH else 1
+        rows = policy.get("simdgroups", 1) if lanes == SIMD_WIDTH else 1
         return cls(width, chunks, lanes, rows)
+
+    def variant(self, *dtypes: torch.dtype) -> str:
+        """The name that kernels of these dtypes end in."""
+        return "_".join([*(MSL_TYPE[d] for d in dtypes), str(self.width)])
 
     def grid(self, rows: int) -> tuple[Size, Size]:
         """The threads of `rows` rows, and of a group."""

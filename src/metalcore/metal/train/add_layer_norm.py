@@ -7,7 +7,7 @@ from torch import Tensor
 from metalcore._policy import Values
 from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel
 from metalcore.metal.train._rows import RowShare
-from metalcore.metal.train.layer_norm import kernel_weights, variant
+from metalcore.metal.train.layer_norm import kernel_weights
 
 
 @metal_kernel("add_layer_norm")
@@ -34,7 +34,7 @@ def plan_forward(
     launch = Launch(
         "train/add_layer_norm.metal",
         "add_layer_norm",
-        variant(x, dtype, share),
+        share.variant(x.dtype, dtype),
         (x, residual, w, b, y, total, mean, rstd, rows, share.chunks, share.lanes, eps, *has),
         threads=threads,
         group=group,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // sum[r, i] = x[r, i] + residual[r, i],  y[r, i] = sum[r, i] * rstd[r] * (offset + weight[i])
 //
-// One threadgroup per row, which its threads keep in KEEP registers of WIDTH values each; KEEP = 0
-// reads the sum again instead. `sum` may be the memory of `residual`. Lengths are in chunks.
-// The norm is that of the sum as it is stored.
+// One threadgroup per row, of which its threads keep KEEP chunks of WIDTH values each in registers;
+// the rest of a long sum is read again. `sum` may be the memory of `residual`. Lengths are in
+// chunks. The norm is that of the sum as it is stored.
 
 #include "norm.h"
 
-template <typename T, typename W, int WIDTH, int KEEP>
+template <typename T, typename W, int WIDTH>
 kernel void add_rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
@@ -30,15 +30,8 @@ kernel void add_rms_norm(
   y += row * n;
   sum += row * n;
 
-  wide kept[KEEP == 0 ? 1 : KEEP];
+  wide kept[KEEP];
   float squares = 0.0f;
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      const stored s = stored(wide(x[i]) + wide(residual[i]));
-      sum[i] = s;
-      squares += total(wide(s) * wide(s));
-    }
-  }
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
@@ -50,14 +43,14 @@ kernel void add_rms_norm(
     }
     squares += total(kept[k] * kept[k]);
   }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    const stored s = stored(wide(x[i]) + wide(residual[i]));
+    sum[i] = s;
+    squares += total(wide(s) * wide(s));
+  }
   squares = threadgroup_sum(squares, scratch, lane, lanes);
 
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + eps);
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      y[i] = stored(wide(sum[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
-    }
-  }
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
@@ -65,25 +58,12 @@ kernel void add_rms_norm(
       y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    y[i] = stored(wide(sum[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
+  }
   if (lane == 0) {
     rstd[row] = r;
   }
 }
 
-#define INSTANTIATE(T, W, WIDTH, KEEP)                                              \
-  template [[host_name("add_rms_norm_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]] \
-  decltype(add_rms_norm<T, W, WIDTH, KEEP>) add_rms_norm<T, W, WIDTH, KEEP>;
-
-#define INSTANTIATE_WIDTHS(T, W) \
-  INSTANTIATE(T, W, 1, 1)        \
-  INSTANTIATE(T, W, 1, 4)        \
-  INSTANTIATE(T, W, 1, 0)        \
-  INSTANTIATE(T, W, 4, 1)        \
-  INSTANTIATE(T, W, 4, 4)        \
-  INSTANTIATE(T, W, 4, 0)
-
-INSTANTIATE_WIDTHS(float, float)
-INSTANTIATE_WIDTHS(half, half)
-INSTANTIATE_WIDTHS(half, float)
-INSTANTIATE_WIDTHS(bfloat, bfloat)
-INSTANTIATE_WIDTHS(bfloat, float)
+INSTANTIATE_TYPES(add_rms_norm)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from metalcore._policy import Values
 from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel
-from metalcore.metal.train.rms_norm import kernel_weight, layout
+from metalcore.metal.train._rows import RowShare
+from metalcore.metal.train.rms_norm import kernel_weight
 
 FILE = "train/add_rms_norm.metal"
 
@@ -58,11 +59,11 @@ def _plan(
     y, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
     if x.numel() == 0:
         return [], (y, rstd.fill_(float("nan")))
-    row = layout(x.shape[-1], (x, residual, w, total), policy["threads"])
+    row = RowShare.of(x.shape[-1], (x, residual, w, total), policy)
     launch = Launch(
         FILE,
         "add_rms_norm",
-        row.variant(x, w),
+        row.variant(x.dtype, w.dtype),
         (x, residual, w, y, total, rstd, row.chunks, eps, weight_offset, int(weight is not None)),
         threads=(rstd.numel() * row.lanes, 1, 1),
         group=(row.lanes, 1, 1),

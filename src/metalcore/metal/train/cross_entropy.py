@@ -6,7 +6,7 @@ from torch import Tensor
 
 from metalcore._policy import Values
 from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel, round_up
-from metalcore.metal.train.rms_norm import layout
+from metalcore.metal.train._rows import RowShare
 
 FILE = "train/cross_entropy.metal"
 _NONE, _MEAN = 0, 1
@@ -77,12 +77,12 @@ def _plan(
     launches = []
     if logits.numel() > 0:
         w = losses.new_empty(4) if weights is None else weights
-        row = layout(n, (logits, dlogits, w), policy["threads"])
+        row = RowShare.of(n, (logits, dlogits, w), policy)
         launches.append(
             Launch(
                 FILE,
                 "cross_entropy",
-                f"{MSL_TYPE[logits.dtype]}_{row.width}",
+                row.variant(logits.dtype),
                 (
                     *(logits, logits, target.contiguous(), w, w, divisor, losses, lse),
                     *(dlogits if dlogits.numel() else logits, row.chunks, ignore_index, *numbers),

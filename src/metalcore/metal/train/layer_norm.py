@@ -21,10 +21,6 @@ def kernel_weights(
     return w, b, dtype
 
 
-def variant(x: Tensor, weights: torch.dtype, share: RowShare) -> str:
-    return f"{MSL_TYPE[x.dtype]}_{MSL_TYPE[weights]}_{share.width}"
-
-
 @metal_kernel("layer_norm")
 def plan_forward(
     policy: Values, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -44,7 +40,7 @@ def plan_forward(
     launch = Launch(
         "train/layer_norm.metal",
         "layer_norm",
-        variant(x, dtype, share),
+        share.variant(x.dtype, dtype),
         (x, w, b, y, mean, rstd, rows, share.chunks, share.lanes, eps, *has),
         threads=threads,
         group=group,
@@ -88,7 +84,7 @@ def plan_backward(
         Launch(
             "train/layer_norm_backward.metal",
             "layer_norm_backward",
-            variant(x, dtype, share),
+            share.variant(x.dtype, dtype),
             (
                 *(dy, x, w, mean, rstd, add, dx, *parts, rows, rows_per_block, share.chunks),
                 *(int(weight is not None), int(dsum is not None), *sums),

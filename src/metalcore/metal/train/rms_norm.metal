@@ -3,8 +3,8 @@
 // dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
 // dweight[i] = sum_r dy[r, i] * x[r, i] * rstd[r]
 //
-// A row is read once: its threads keep it in KEEP registers of WIDTH values each. KEEP = 0 reads it
-// again instead, for rows that do not fit. Lengths are counted in chunks of WIDTH values.
+// The threads of a row keep KEEP chunks of WIDTH values each in registers, and read the rest of a
+// long row again. Lengths are counted in chunks.
 // Forward: one simdgroup or one threadgroup per row. Backward: one threadgroup per block of rows,
 // which also sums the block's share of dweight; rms_norm_dweight adds up the shares in order.
 
@@ -12,7 +12,7 @@
 
 // One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks. Each simdgroup takes a run
 // of rows, for which it reads the weight once.
-template <typename T, typename W, int WIDTH, int KEEP>
+template <typename T, typename W, int WIDTH>
 kernel void rms_norm_simdgroup(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -61,7 +61,7 @@ kernel void rms_norm_simdgroup(
 }
 
 // One threadgroup per row.
-template <typename T, typename W, int WIDTH, int KEEP>
+template <typename T, typename W, int WIDTH>
 kernel void rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -80,28 +80,21 @@ kernel void rms_norm(
   x += row * n;
   y += row * n;
 
-  wide kept[KEEP == 0 ? 1 : KEEP];
+  wide kept[KEEP];
   float sum = 0.0f;
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      const wide v = wide(x[i]);
-      sum += total(v * v);
-    }
-  }
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? wide(x[i]) : wide(0.0f);
     sum += total(kept[k] * kept[k]);
   }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    const wide v = wide(x[i]);
+    sum += total(v * v);
+  }
   sum = threadgroup_sum(sum, scratch, lane, lanes);
 
   const float r = 1.0f / precise::sqrt(sum / float(n * WIDTH) + eps);
-  if (KEEP == 0) {
-    for (long i = lane; i < n; i += lanes) {
-      y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
-    }
-  }
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
@@ -109,13 +102,16 @@ kernel void rms_norm(
       y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
+  }
   if (lane == 0) {
     rstd[row] = r;
   }
 }
 
 // One threadgroup per block of rows. share[block, i] is the block's part of dweight[i].
-template <typename T, typename W, int WIDTH, int KEEP>
+template <typename T, typename W, int WIDTH>
 kernel void rms_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
@@ -139,8 +135,8 @@ kernel void rms_norm_backward(
   threadgroup float scratch[64];
   share += block * n;
 
-  wide scales[KEEP == 0 ? 1 : KEEP];
-  wide sums[KEEP == 0 ? 1 : KEEP];
+  wide scales[KEEP];
+  wide sums[KEEP];
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
@@ -157,15 +153,9 @@ kernel void rms_norm_backward(
     device stored* dx_row = dx + row * n;
     const float r = rstd[row];
 
-    wide g[KEEP == 0 ? 1 : KEEP];
-    wide v[KEEP == 0 ? 1 : KEEP];
+    wide g[KEEP];
+    wide v[KEEP];
     float dot = 0.0f;
-    if (KEEP == 0) {
-      for (long i = lane; i < n; i += lanes) {
-        dot +=
-            total(wide(dy_row[i]) * scale_at<wide>(weight, has_weight, offset, i) * wide(x_row[i]));
-      }
-    }
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
@@ -173,24 +163,14 @@ kernel void rms_norm_backward(
       v[k] = i < n ? wide(x_row[i]) : wide(0.0f);
       dot += total(g[k] * scales[k] * v[k]);
     }
+    for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+      dot +=
+          total(wide(dy_row[i]) * scale_at<wide>(weight, has_weight, offset, i) * wide(x_row[i]));
+    }
     // two halves of scratch in turn: the barrier of one row guards the half that the next reuses
     dot = threadgroup_sum(dot, scratch + 32 * (row % 2), lane, lanes);
     const float pull = dot * r * r / float(n * WIDTH);
 
-    if (KEEP == 0) {
-      for (long i = lane; i < n; i += lanes) {
-        const wide gi = wide(dy_row[i]);
-        const wide vi = wide(x_row[i]);
-        wide d = (gi * scale_at<wide>(weight, has_weight, offset, i) - vi * pull) * r;
-        if (has_dsum != 0) {
-          d += wide(dsum_row[i]);
-        }
-        dx_row[i] = stored(d);
-        if (has_share != 0) {
-          share[i] = (row == first ? wide(0.0f) : share[i]) + gi * (vi * r);
-        }
-      }
-    }
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
@@ -201,6 +181,18 @@ kernel void rms_norm_backward(
         }
         dx_row[i] = stored(d);
         sums[k] += g[k] * (v[k] * r);
+      }
+    }
+    for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+      const wide gi = wide(dy_row[i]);
+      const wide vi = wide(x_row[i]);
+      wide d = (gi * scale_at<wide>(weight, has_weight, offset, i) - vi * pull) * r;
+      if (has_dsum != 0) {
+        d += wide(dsum_row[i]);
+      }
+      dx_row[i] = stored(d);
+      if (has_share != 0) {
+        share[i] = (row == first ? wide(0.0f) : share[i]) + gi * (vi * r);
       }
     }
   }
@@ -234,31 +226,9 @@ kernel void rms_norm_dweight(
   dweight[i] = W(sum);
 }
 
-#define INSTANTIATE(function, T, W, WIDTH, KEEP)                                  \
-  template [[host_name(#function "_" #T "_" #W "_" #WIDTH "x" #KEEP)]] [[kernel]] \
-  decltype(function<T, W, WIDTH, KEEP>) function<T, W, WIDTH, KEEP>;
-
-#define INSTANTIATE_WIDTHS(T, W)              \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 1) \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 1, 4) \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 1) \
-  INSTANTIATE(rms_norm_simdgroup, T, W, 4, 4) \
-  INSTANTIATE(rms_norm, T, W, 1, 4)           \
-  INSTANTIATE(rms_norm, T, W, 1, 0)           \
-  INSTANTIATE(rms_norm, T, W, 4, 4)           \
-  INSTANTIATE(rms_norm, T, W, 4, 0)           \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 1)  \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 4)  \
-  INSTANTIATE(rms_norm_backward, T, W, 1, 0)  \
-  INSTANTIATE(rms_norm_backward, T, W, 4, 1)  \
-  INSTANTIATE(rms_norm_backward, T, W, 4, 4)  \
-  INSTANTIATE(rms_norm_backward, T, W, 4, 0)
-
-INSTANTIATE_WIDTHS(float, float)
-INSTANTIATE_WIDTHS(half, half)
-INSTANTIATE_WIDTHS(half, float)
-INSTANTIATE_WIDTHS(bfloat, bfloat)
-INSTANTIATE_WIDTHS(bfloat, float)
+INSTANTIATE_TYPES(rms_norm_simdgroup)
+INSTANTIATE_TYPES(rms_norm)
+INSTANTIATE_TYPES(rms_norm_backward)
 
 #define INSTANTIATE_DWEIGHT(W)                      \
   template [[host_name("rms_norm_dweight_" #W)]] [[ \

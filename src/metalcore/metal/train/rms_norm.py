@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Launches of rms_norm and rms_norm_backward."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from metalcore._policy import Values
 from metalcore.metal.launch import (
-    MAX_THREADS_PER_GROUP,
     MSL_TYPE,
     SIMD_WIDTH,
     Launch,
@@ -16,35 +13,9 @@ from metalcore.metal.launch import (
     metal_kernel,
     round_up,
 )
+from metalcore.metal.train._rows import RowShare
 
 FILE = "train/rms_norm.metal"
-
-
-@dataclass(frozen=True)
-class RowLayout:
-    """How `lanes` threads share a row of `chunks` of `width` values: `keep` chunks each.
-
-    The kernels are built for a keep of 1 and 4, and of 0 for rows that do not fit.
-    """
-
-    width: int
-    chunks: int
-    keep: int
-    lanes: int
-
-    def variant(self, x: Tensor, weight: Tensor) -> str:
-        return f"{MSL_TYPE[x.dtype]}_{MSL_TYPE[weight.dtype]}_{self.width}x{self.keep}"
-
-
-def layout(n: int, tensors: tuple[Tensor, ...], threads: int) -> RowLayout:
-    """Rows of n shared by about `threads` threads; keep is 0 where they cannot hold the row."""
-    width = 4 if n % 4 == 0 and all(t.storage_offset() % 4 == 0 for t in tensors) else 1
-    chunks = n // width
-    for keep, limit in ((1, SIMD_WIDTH), (4, threads), (4, MAX_THREADS_PER_GROUP)):
-        lanes = round_up(max(1, -(-chunks // keep)), SIMD_WIDTH)
-        if lanes <= limit:
-            return RowLayout(width, chunks, keep, lanes)
-    return RowLayout(width, chunks, 0, MAX_THREADS_PER_GROUP)
 
 
 def kernel_weight(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -66,7 +37,7 @@ def plan_forward(
     rows, has_weight = rstd.numel(), int(weight is not None)
     if x.numel() == 0:
         return [], (y, rstd.fill_(float("nan")))
-    row = layout(x.shape[-1], (x, w), policy["threads"])
+    row = RowShare.of(x.shape[-1], (x, w), policy)
     if row.lanes == SIMD_WIDTH:
         # short runs leave no thread idle, long ones read the weight less often
         run = min(policy["rows_per_simdgroup"], max(1, rows * SIMD_WIDTH // policy["busy_threads"]))
@@ -75,7 +46,7 @@ def plan_forward(
         launch = Launch(
             FILE,
             "rms_norm_simdgroup",
-            row.variant(x, w),
+            row.variant(x.dtype, w.dtype),
             (x, w, y, rstd, rows, run, row.chunks, eps, weight_offset, has_weight),
             threads=(round_up(simdgroups * SIMD_WIDTH, group), 1, 1),
             group=(group, 1, 1),
@@ -84,7 +55,7 @@ def plan_forward(
         launch = Launch(
             FILE,
             "rms_norm",
-            row.variant(x, w),
+            row.variant(x.dtype, w.dtype),
             (x, w, y, rstd, row.chunks, eps, weight_offset, has_weight),
             threads=(rows * row.lanes, 1, 1),
             group=(row.lanes, 1, 1),
@@ -117,7 +88,7 @@ def plan_backward(
     if x.numel() == 0:
         return [], (dx, dweight)
 
-    row = layout(n, (dy, x, w, add), policy["threads"])
+    row = RowShare.of(n, (dy, x, w, add), policy)
     rows_per_block = -(-rows // max(1, policy["busy_threads"] // row.lanes))
     blocks = -(-rows // rows_per_block)
     has_share = int(dweight.numel() > 0)
@@ -126,7 +97,7 @@ def plan_backward(
         Launch(
             FILE,
             "rms_norm_backward",
-            row.variant(x, w),
+            row.variant(x.dtype, w.dtype),
             (
                 *(dy, x, w, rstd, add, dx, share, rows, rows_per_block, row.chunks, weight_offset),
                 *(int(weight is not None), int(dsum is not None), has_share),

@@ -50,9 +50,8 @@ def plan_backward(policy: Values, dy: Tensor, y: Tensor, scale: float) -> Planne
 
 
 def _launch(function: str, x: Tensor, share: RowShare, args: tuple[Any, ...]) -> Launch:
-    variant = f"{MSL_TYPE[x.dtype]}_{share.width}"
     threads, group = share.grid(x.numel() // x.shape[-1])
-    return Launch(FILE, function, variant, args, threads=threads, group=group)
+    return Launch(FILE, function, share.variant(x.dtype), args, threads=threads, group=group)
 
 
 def _broadcast(mask: Tensor, x: Tensor, causal: bool) -> tuple[Tensor, tuple[int, ...]]:
