@@ -56,6 +56,7 @@ def trsm(
     vectors = A.ndim != B.ndim and are_vectors(A, B)
     if (
         ((B.numel() < _FEW and A.numel() < _SMALL) or _torch_is_ahead(A, B, vectors))
+        and A.dtype is B.dtype
         and B.dtype in LAPACK_TYPES
         and left_to_torch("trsm", B)
     ):
