@@ -38,7 +38,6 @@ _KERNEL = [
     *_COMMON,
     "-Xclang",
     "-ffloat16-excess-precision=none",
-    "-gline-tables-only",
     "-nostdinc",
     # A loop without an end is a finding, not undefined behaviour to be optimised away.
     "-fno-finite-loops",
@@ -46,7 +45,7 @@ _KERNEL = [
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
 ]
-_INLINED = ["-mllvm", "-inline-threshold=2000"]
+_INLINED = ["-mllvm", "-inline-threshold=2000", "-gline-tables-only"]
 # As a GPU's compiler has it: one function for each kernel, and no vectors of its own making. With
 # the names of variables.
 _WHOLE = [

@@ -20,7 +20,7 @@ _ARRAY = re.compile(r"^  (%[\w.\"]+) = alloca (\[.*\]),")
 # of the machine, which takes their address
 _MATRIX = "simdgroup_matrix"
 _DECLARED = re.compile(r"dbg[._]declare\((?:metadata )?ptr (%[\w.\"]+), (?:metadata )?!(\d+)")
-_VARIABLE = re.compile(r"^!(\d+) = .*DILocalVariable\(name: \"(\w+)\".*file: !(\d+), line: (\d+)")
+_VARIABLE = re.compile(r"^!(\d+) = .*DILocalVariable\(.*file: !(\d+), line: (\d+)")
 _FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\"")
 
 
@@ -33,17 +33,24 @@ def arrays_in_memory(builder: Builder) -> list[Finding]:
     variables = {m[1]: m for line in ir if (m := _VARIABLE.match(line))}
     # a kernel without barriers is there twice: for one thread, and for all of a group
     found: dict[Finding, None] = {}
-    kernel, arrays = "", set[str]()
+    kernel, arrays = "", dict[str, tuple[str, int]]()
     for line in ir:
         if line.startswith("define"):
             function = _FUNCTION.match(line)
-            kernel, arrays = kernels.get(function[1], "") if function else "", set()
+            kernel = kernels.get(function[1], "") if function else ""
         array, declared = _ARRAY.match(line), _DECLARED.search(line)
-        if array and _MATRIX not in array[2]:
-            arrays.add(array[1])
-        elif kernel and declared and declared[1] in arrays and declared[2] in variables:
-            variable = variables[declared[2]]
-            message = f"{variable[2]} is not in registers: an index is no constant; unroll its loop"
-            place = (files.get(variable[3], ""), int(variable[4]))
-            found[Finding("registers", message, kernel, *place)] = None
+        if array and kernel and _MATRIX not in array[2]:
+            arrays[array[1]] = ("", 0)
+        elif declared and declared[1] in arrays and (known := variables.get(declared[2])):
+            arrays[declared[1]] = (files.get(known[2], ""), int(known[3]))
+        elif line.startswith("}"):
+            found |= dict.fromkeys(_finding(kernel, n, place) for n, place in arrays.items())
+            arrays.clear()
     return list(found)
+
+
+def _finding(kernel: str, array: str, place: tuple[str, int]) -> Finding:
+    # the compiler numbers what it inlines and splits: %kept.i.sroa.4
+    name = array.strip('%"').partition(".")[0]
+    message = f"{name} is not in registers: an index is no constant; unroll its loop"
+    return Finding("registers", message, kernel, *place)
