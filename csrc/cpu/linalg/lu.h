@@ -201,7 +201,8 @@ inline int different_rows(const LU<T>& lu, int64_t p, Mask<T> with, Int<T> (&row
   return count;
 }
 
-// The same in the `Columns` from j on, of the `count` rows that some lane swaps.
+// Swaps row p with row `with` of each lane, in `Columns` columns from j on; `rows` are those that
+// some lane swaps.
 template <typename T, int64_t Columns>
 inline void swap_columns(LU<T>& lu, int64_t p, Mask<T> with, const Int<T>* rows, int count,
                          int64_t j) {
@@ -220,7 +221,7 @@ inline void swap_columns(LU<T>& lu, int64_t p, Mask<T> with, const Int<T>* rows,
   for (int64_t t = 0; t < Columns; ++t) at(top, t) = next[t];
 }
 
-// Swaps row p with row `with` of each lane, in the first `columns` columns.
+// The same in the first `columns` columns, and in the order.
 template <typename T>
 void swap_rows(LU<T>& lu, int64_t p, Mask<T> with, int64_t columns) {
   Int<T> rows[kLanes<T>];
