@@ -46,7 +46,7 @@ inline Tensor flip(const Tensor& x) {
 // each other for `svd_gram_narrow`, and their squares are numbers of float32.
 inline bool looks_narrow(const Tensor& gram) {
   // of Gaussian matrices it is sqrt(n / m), and their condition (1 + x) / (1 - x)
-  constexpr double kSpread = 0.62, kRange = 1e15;
+  constexpr double kSpread = 0.6, kRange = 1e15;
   const int64_t n = gram.size(0);
   const float* g = data<float>(gram);
   double sum = 0, squares = 0;
@@ -88,12 +88,12 @@ inline std::vector<double> column_norms(const Tensor& x) {
   return norms;
 }
 
-// In float32, as accurate as LAPACK for a condition of 4: U is orthogonal to about condition^2 *
-// 1e-7. False where the matrix is not for that.
+// In float32, as accurate as LAPACK for a condition of 3: U is orthogonal to about condition^2 *
+// 4e-7 in the spectral norm, and LAPACK's to 4e-6. False where the matrix is not for that.
 inline bool svd_gram_narrow(const Tensor& given, Decomposed& out) {
-  constexpr double kLargestCondition = 4.5;
-  // a Gaussian matrix of 2.5 n rows has that condition
-  if (2 * given.size(0) < 5 * given.size(1)) return false;
+  constexpr double kLargestCondition = 3.2;
+  // a Gaussian matrix of 4 n rows has a condition of 3
+  if (given.size(0) < 4 * given.size(1)) return false;
   const Tensor A = dense(given);
   const Tensor gram = gram_matrix(A);
   if (!looks_narrow(gram)) return false;
