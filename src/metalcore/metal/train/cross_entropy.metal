@@ -8,6 +8,7 @@
 // Losses and gradients are divided by *divisor. A target that is no class makes them NaN.
 // cross_entropy_total adds up the losses of all rows in one threadgroup.
 
+#include "elementwise.h"
 #include "log_sum_exp.h"
 
 inline float capped(float x, float softcap) {
@@ -190,17 +191,7 @@ kernel void cross_entropy_total(
   }
 }
 
-#define INSTANTIATE(T, WIDTH)                                       \
-  template [[host_name("cross_entropy_" #T "_" #WIDTH)]] [[kernel]] \
-  decltype(cross_entropy<T, WIDTH>) cross_entropy<T, WIDTH>;
-
-#define INSTANTIATE_WIDTHS(T) \
-  INSTANTIATE(T, 1)           \
-  INSTANTIATE(T, 4)
-
-INSTANTIATE_WIDTHS(float)
-INSTANTIATE_WIDTHS(half)
-INSTANTIATE_WIDTHS(bfloat)
+INSTANTIATE_WIDTHS(cross_entropy)
 
 template [[host_name("cross_entropy_total_float")]] [[kernel]]
 decltype(cross_entropy_total<float>) cross_entropy_total<float>;
