@@ -21,7 +21,7 @@ _ARRAY = re.compile(r"^  (%[\w.\"]+) = alloca (\[.*\]),")
 _MATRIX = "simdgroup_matrix"
 _DECLARED = re.compile(r"dbg[._]declare\((?:metadata )?ptr (%[\w.\"]+), (?:metadata )?!(\d+)")
 _VARIABLE = re.compile(r"^!(\d+) = .*DILocalVariable\(.*file: !(\d+), line: (\d+)")
-_FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\"")
+_FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\", directory: \"([^\"]*)\"")
 
 
 def arrays_in_memory(builder: Builder) -> list[Finding]:
@@ -29,7 +29,11 @@ def arrays_in_memory(builder: Builder) -> list[Finding]:
     kernels = {symbol(k.name): k.name for k in builder.parsed().kernels}
     with tempfile.TemporaryDirectory() as folder:
         ir = builder.intermediate(Path(folder)).splitlines()
-    files = {m[1]: m[2] for line in ir if (m := _FILE.match(line))}
+    # the compiler splits the names of files that share folders with its own
+    named = {token.file for token in builder.parsed().stream.tokens}
+    files = {
+        m[1]: m[2] if m[2] in named else f"{m[3]}/{m[2]}" for line in ir if (m := _FILE.match(line))
+    }
     variables = {m[1]: m for line in ir if (m := _VARIABLE.match(line))}
     # a kernel without barriers is there twice: for one thread, and for all of a group
     found: dict[Finding, None] = {}

@@ -64,4 +64,4 @@ def test_lint_registers(tmp_path):
     file.write_text(text)
     assert invoke("lint", file).exit_code == 0
     result = invoke("lint", file, "--registers")
-    assert result.exit_code == 1 and "pick.metal:3: registers: kept is not" in result.output
+    assert result.exit_code == 1 and f"{file}:3: registers: kept is not" in result.output
