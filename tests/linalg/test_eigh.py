@@ -177,7 +177,41 @@ def test_paths() -> None:
         return [r.variant for r in t.records]
 
     assert variants(20, 9) == variants(5, 3) == ["interleaved"] * 2
-    assert variants(5) == variants(5, 2) == variants(520, 3) == ["lapack"] * 2
+    assert variants(5) == variants(5, 2) == ["lapack"] * 2
+    assert variants(64) == variants(520, 3) == ["lapack", "alone"]
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_values_of_one_large_matrix(name: str) -> None:
+    """Sizes below, at and above those of a panel, a tile and a part of a product."""
+    for dtype in (torch.float32, torch.float64):
+        for n in (64, 67, 130, 257, 300):
+            A = SYMMETRIC[name](n).to(dtype)
+            with metalcore.trace() as t:
+                values = metalcore.eigvalsh(A)
+            assert [r.variant for r in t.records] == ["alone"]
+            # in float64, of a matrix scaled exactly: LAPACK loses what it squares
+            scale = torch.finfo(dtype).tiny if not A.any() else A.abs().amax().item()
+            truth = torch.linalg.eigvalsh(A.double() / scale) * scale
+            size = truth.abs().amax().item()
+            assert (values.diff() >= 0).all()
+            assert (values - truth).abs().amax() <= tolerance("eigh", dtype, n) * size
+            assert torch.equal(metalcore.eigvalsh(A.tril().mT, "U"), values)
+
+
+def test_values_of_one_large_matrix_on_any_number_of_threads() -> None:
+    A = _separate(Backend("cpu"), 2, 280, 280)
+    A[1, 279, 3] = math.inf
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(metalcore.eigvalsh(A, check=False))
+    torch.set_num_threads(before)
+    for values, info in results:
+        assert torch.equal(values[0], results[0][0][0])
+        assert values[1].isnan().all()
+        assert info.tolist() == [0, 280]
 
 
 def test_lapack_gives_rows_in_order() -> None:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Eigenvalues and eigenvectors of symmetric matrices on the CPU. Small ones are made tridiagonal
-// and then diagonal side by side, one per lane; large ones go to LAPACK.
+// and then diagonal side by side, one per lane; large ones go to LAPACK, unless only their values
+// are wanted.
 //
 // Rotations are kept until a buffer is full and then applied to a few rows of Q at a time, which
 // stay in the first cache meanwhile.
@@ -14,6 +15,8 @@
 #include "../common/policy.h"
 #include "ql.h"
 #include "tridiagonal.h"
+#include "tridiagonal_large.h"
+#include "tridiagonal_values.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -30,6 +33,7 @@ const Knob interleaved_few_up_to("eigh", "interleaved_few_up_to");
 const Knob interleaved_some_up_to("eigh", "interleaved_some_up_to");
 const Knob interleaved_many_up_to("eigh", "interleaved_many_up_to");
 const Knob values_interleaved_up_to("eigh", "values_interleaved_up_to");
+const Knob values_alone_from("eigh", "values_alone_from");
 const Knob rotations_kept("eigh", "rotations_kept");
 
 // QL steps per eigenvalue: two are usual.
@@ -251,6 +255,45 @@ void eigh_lapack(Tensor A, Tensor& L, Tensor* Q, Tensor& info) {
   }
 }
 
+// Values of matrices one by one, each by all threads.
+template <typename T>
+void eigvalsh_alone(const Tensor& A, Tensor& L, Tensor& info) {
+  constexpr int64_t kTile = TridiagonalLarge<T>::kTile;
+  const int64_t n = A.size(-1), ld = (n + kTile - 1) / kTile * kTile;
+  const std::array<int64_t, 2> sizes = {n, ld};
+  const Tensor work = cpu::empty(sizes.data(), 2, A.scalar_type());
+  T* w = mutable_data<T>(work);
+  for (int64_t b = 0; b < info.numel(); ++b) {
+    const T* a = data<T>(A) + b * n * n;
+    T* l = mutable_data<T>(L) + b * n;
+    Vec<T> most = {}, poison = {};
+    for (int64_t i = 0; i < n; ++i) {
+      simd::for_each_pair<T>(i + 1, [&](int64_t j, auto elements) {
+        const auto x = simd::load(a + i * n + j, elements);
+        most = lanes::max(lanes::abs(x.first), lanes::max(lanes::abs(x.second), most));
+        poison += x.first * splat<T>(0) + x.second * splat<T>(0);
+      });
+    }
+    const bool finite = !lanes::any(poison != 0);
+    T largest = 0;
+    for (int64_t i = 0; i < kLanes<T>; ++i) largest = std::max(largest, most[i]);
+    mutable_data<int32_t>(info)[b] = finite ? 0 : int32_t(n);
+    if (!finite || largest == 0) {
+      std::fill_n(l, n, finite ? T(0) : std::numeric_limits<T>::quiet_NaN());
+      continue;
+    }
+    int exponent;
+    std::frexp(largest, &exponent);
+    const PowerOfTwo<T> there(-exponent), back(exponent);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j <= i; ++j) w[i * ld + j] = a[i * n + j] * there.first * there.second;
+    }
+    const TridiagonalLarge<T> reduced(w, n, ld);
+    tridiagonal_values(reduced.diagonal, reduced.beside, l);
+    for (int64_t i = 0; i < n; ++i) l[i] = l[i] * back.first * back.second;
+  }
+}
+
 // The largest n of a batch that is worth lanes, the more of which are idle the smaller it is.
 int64_t largest_interleaved(int64_t batch, int64_t lanes, bool vectors) {
   if (batch < 3) return 0;
@@ -272,6 +315,10 @@ Tensor decompose(const Tensor& A_in, bool upper, Tensor& L, Tensor* Q) {
     L = cpu::empty(A.sizes().data(), A.dim() - 1, dtype);
     if (Q) *Q = cpu::empty_like(A);
     in_double ? eigh_interleaved<double>(A, L, Q, info) : eigh_interleaved<float>(A, L, Q, info);
+  } else if (!Q && n >= values_alone_from) {
+    metalcore_variant = "alone";
+    L = cpu::empty(A.sizes().data(), A.dim() - 1, dtype);
+    in_double ? eigvalsh_alone<double>(A, L, info) : eigvalsh_alone<float>(A, L, info);
   } else {
     metalcore_variant = "lapack";
     in_double ? eigh_lapack<double>(A, L, Q, info) : eigh_lapack<float>(A, L, Q, info);

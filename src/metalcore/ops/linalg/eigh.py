@@ -23,6 +23,7 @@ _WAY_OUT = "Look for NaN and inf in A."
 _KNOBS = policy("eigh", "cpu")
 _LARGEST: int = _KNOBS["interleaved_many_up_to"]
 _VALUES_LARGEST: int = _KNOBS["values_interleaved_up_to"]
+_VALUES_ALONE: int = _KNOBS["values_alone_from"]
 _FEW_ROWS: int = _KNOBS["torch_below_rows"]
 
 _forward = Op("eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)", batched=True)
@@ -74,7 +75,12 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tupl
     Example:
         >>> L = metalcore.eigvalsh(A + A.mT)
     """
-    if check and _torch_is_ahead(A, UPLO, _VALUES_LARGEST) and left_to_torch("eigvalsh", A):
+    if (
+        check
+        and _torch_is_ahead(A, UPLO, _VALUES_LARGEST)
+        and A.shape[-1] < _VALUES_ALONE
+        and left_to_torch("eigvalsh", A)
+    ):
         return _call_torch("eigvalsh", A, UPLO)  # type: ignore[no-any-return]
     upper = _expect_input("eigvalsh", A, UPLO)
     if A.requires_grad and torch.is_grad_enabled():
