@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Singular value decomposition, [batch, m, n]; Gaussian, of condition 1e6, and of half the rank."""
+"""Singular values, with and without vectors, of matrices [batch, m, n]: Gaussian, of condition 1e6,
+and of half the rank."""
 
 from collections.abc import Callable
 
@@ -67,6 +68,14 @@ def _mlx(A: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
     return run
 
 
+def _scipy_values(A: Tensor) -> Callable[[Tensor], Tensor]:
+    from scipy.linalg import svdvals  # type: ignore[import-untyped, unused-ignore]
+
+    if A.dim() > 2:
+        raise NotImplementedError("one matrix")
+    return lambda A: torch.from_numpy(svdvals(A.numpy(), check_finite=False))
+
+
 def _determined(U: Tensor, S: Tensor, V: Tensor) -> tuple[Tensor, ...]:
     return Op.all["svd"].determined((U, S, V, S))
 
@@ -93,4 +102,19 @@ BENCHES = tuple(
         ("condition 1e6", _ill_conditioned, _HARD),
         ("rank n/2", _half_rank, _HARD),
     )
+)
+BENCHES += (
+    Bench(
+        op="linalg/svdvals",
+        plot_over="n",
+        run=metalcore.svdvals,
+        peers={"torch": torch.linalg.svdvals, "scipy": Built(_scipy_values)},
+        inputs=_gaussian,
+        sweep=tuple({"batch": b, "m": m, "n": n} for b, m, n in (*_POINTS, (1, 512, 512))),
+        dtypes=(torch.float32, torch.float64),
+        truth=torch.linalg.svdvals,
+        reduces_over=lambda A: 16 * max(A.shape[-2:]),
+        bytes_moved=lambda A: nbytes(A, A[..., 0]),
+        flops=lambda A: 8 * A.numel() * min(A.shape[-2:]) // 3,
+    ),
 )

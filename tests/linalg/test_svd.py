@@ -215,8 +215,21 @@ def test_without_vectors() -> None:
     torch.testing.assert_close(S, torch.linalg.svdvals(A))
 
 
+@pytest.mark.parametrize("name", MATRICES)
+def test_values_of_one_large_matrix(name: str) -> None:
+    for m, n in ((64, 64), (70, 200), (300, 129)):
+        A = MATRICES[name](m, n).float()
+        with metalcore.trace() as t:
+            S = metalcore.svdvals(A)
+        assert [r.variant for r in t.records] == ["gram"]
+        truth = torch.linalg.svdvals(A.double())
+        assert (S.diff() <= 0).all()
+        assert (S - truth).abs().amax() <= tolerance("svd", torch.float32, n) * truth[0]
+        assert metalcore.matrix_rank(A) == torch.linalg.matrix_rank(A)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("size", [(3, 4, 4), (2, 270, 4), (40, 40)])
+@pytest.mark.parametrize("size", [(3, 4, 4), (2, 270, 4), (40, 40), (70, 70)])
 def test_input_that_is_not_finite(bad: float, size: tuple[int, ...]) -> None:
     A = torch.randn(size)
     A.view(-1, *size[-2:])[-1, 0, 1] = bad
@@ -226,7 +239,9 @@ def test_input_that_is_not_finite(bad: float, size: tuple[int, ...]) -> None:
             function(A)
     U, S, V, info = metalcore.svd(A, check=False)
     assert info.flatten().tolist() == [0] * (info.numel() - 1) + [-4]
-    for x in (U, S, V):
+    values, info = metalcore.svdvals(A, check=False)
+    assert info.flatten().tolist() == [0] * (info.numel() - 1) + [-4]
+    for x in (U, S, V, values):
         assert x.flatten()[-1].isnan()
     for matrix in range(len(A) - 1 if A.dim() == 3 else 0):
         assert max(_flaws(A[matrix], U[matrix], S[matrix], V[matrix]).values()) < 1.2

@@ -14,9 +14,8 @@
 #include "../common/lanes.h"
 #include "../common/policy.h"
 #include "ql.h"
+#include "symmetric_values.h"
 #include "tridiagonal.h"
-#include "tridiagonal_large.h"
-#include "tridiagonal_values.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -41,15 +40,6 @@ constexpr int64_t kMaxSteps = 30;
 
 // Rows of Q that are formed and rotated together: their registers hide the latency of each other.
 constexpr int kRows = 4;
-
-// A power of two, in two factors: it may overflow where its product with a value does not.
-template <typename T>
-struct PowerOfTwo {
-  T first, second;
-
-  explicit PowerOfTwo(int exponent)
-      : first(std::ldexp(T(1), exponent / 2)), second(std::ldexp(T(1), exponent - exponent / 2)) {}
-};
 
 // Brings the lower triangle of each matrix to a largest element of 1/2 to 1, which is exact;
 // `exponent` takes it back. A matrix with a NaN or an inf becomes zero.
@@ -258,39 +248,10 @@ void eigh_lapack(Tensor A, Tensor& L, Tensor* Q, Tensor& info) {
 // Values of matrices one by one, each by all threads.
 template <typename T>
 void eigvalsh_alone(const Tensor& A, Tensor& L, Tensor& info) {
-  constexpr int64_t kTile = TridiagonalLarge<T>::kTile;
-  const int64_t n = A.size(-1), ld = (n + kTile - 1) / kTile * kTile;
-  const std::array<int64_t, 2> sizes = {n, ld};
-  const Tensor work = cpu::empty(sizes.data(), 2, A.scalar_type());
-  T* w = mutable_data<T>(work);
+  const int64_t n = A.size(-1);
   for (int64_t b = 0; b < info.numel(); ++b) {
-    const T* a = data<T>(A) + b * n * n;
-    T* l = mutable_data<T>(L) + b * n;
-    Vec<T> most = {}, poison = {};
-    for (int64_t i = 0; i < n; ++i) {
-      simd::for_each_pair<T>(i + 1, [&](int64_t j, auto elements) {
-        const auto x = simd::load(a + i * n + j, elements);
-        most = lanes::max(lanes::abs(x.first), lanes::max(lanes::abs(x.second), most));
-        poison += x.first * splat<T>(0) + x.second * splat<T>(0);
-      });
-    }
-    const bool finite = !lanes::any(poison != 0);
-    T largest = 0;
-    for (int64_t i = 0; i < kLanes<T>; ++i) largest = std::max(largest, most[i]);
+    const bool finite = symmetric_values(data<T>(A) + b * n * n, n, mutable_data<T>(L) + b * n);
     mutable_data<int32_t>(info)[b] = finite ? 0 : int32_t(n);
-    if (!finite || largest == 0) {
-      std::fill_n(l, n, finite ? T(0) : std::numeric_limits<T>::quiet_NaN());
-      continue;
-    }
-    int exponent;
-    std::frexp(largest, &exponent);
-    const PowerOfTwo<T> there(-exponent), back(exponent);
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j <= i; ++j) w[i * ld + j] = a[i * n + j] * there.first * there.second;
-    }
-    const TridiagonalLarge<T> reduced(w, n, ld);
-    tridiagonal_values(reduced.diagonal, reduced.beside, l);
-    for (int64_t i = 0; i < n; ++i) l[i] = l[i] * back.first * back.second;
   }
 }
 

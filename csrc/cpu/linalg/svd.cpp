@@ -31,6 +31,7 @@ const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to");
 const Knob lanes_worth("svd", "lanes_worth");
 const Knob gram_from("svd", "gram_from");
 const Knob gram_square_from("svd", "gram_square_from");
+const Knob values_gram_from("svd", "values_gram_from");
 
 // What is found of least squares problems.
 struct Solved {
@@ -161,9 +162,10 @@ Decomposed decompose_tall(const Tensor& given, bool full, bool vectors) {
       std::accumulate(sizes.begin(), sizes.end() - 2, int64_t(1), std::multiplies<>());
   Decomposed out;
   out.info = cpu::empty(sizes.data(), dim - 2, ScalarType::Int);
-  if (sizeof(T) == 4 && !full && dim == 2 && n >= (m >= 2 * n ? gram_from : gram_square_from)) {
-    const bool narrow = vectors && svd_gram_narrow(given, out);
-    if (narrow || svd_gram(given, vectors, out)) {
+  if (sizeof(T) == 4 && !full && dim == 2) {
+    const int64_t from = !vectors ? values_gram_from : m >= 2 * n ? gram_from : gram_square_from;
+    const bool narrow = n >= from && vectors && svd_gram_narrow(given, out);
+    if (narrow || (n >= from && (vectors ? svd_gram(given, out) : svdvals_gram(given, out)))) {
       metalcore_variant = narrow ? "gram_float32" : "gram";
       torch::stable::zero_(out.info);
       return out;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../common/aten.h"
+#include "symmetric_values.h"
 
 namespace metalcore::cpu {
 
@@ -124,10 +125,23 @@ inline bool svd_gram_narrow(const Tensor& given, Decomposed& out) {
   return true;
 }
 
+// The values alone, of any condition: an error of epsilon in A^T A in float64 is one of its root,
+// which float32 does not have, in the smallest of them. False where A has a NaN or an inf.
+inline bool svdvals_gram(const Tensor& A, Decomposed& out) {
+  const int64_t n = A.size(1);
+  const Tensor gram = gram_matrix(to_dtype(A, ScalarType::Double));
+  std::vector<double> squares(n);
+  if (!symmetric_values(data<double>(gram), n, squares.data())) return false;
+  out.S = cpu::empty(&n, 1, A.scalar_type());
+  std::transform(squares.rbegin(), squares.rend(), mutable_data<float>(out.S),
+                 [](double x) { return float(std::sqrt(std::max(x, 0.0))); });
+  return true;
+}
+
 // A = (A V / S) S V^T with A^T A = V S^2 V^T in float64, for one tall matrix. U is orthogonal to
 // about condition^2 * 1e-16, so there is a limit to it: false is for other ways. The factor of A^T
 // A shows most of these before the eigenvectors are paid for.
-inline bool svd_gram(const Tensor& A, bool vectors, Decomposed& out) {
+inline bool svd_gram(const Tensor& A, Decomposed& out) {
   constexpr double kLargestCondition = 1e5, kNarrowCondition = 32;
   const Tensor wide = to_dtype(A, ScalarType::Double);
   const Tensor gram = gram_matrix(wide);
@@ -139,13 +153,12 @@ inline bool svd_gram(const Tensor& A, bool vectors, Decomposed& out) {
   const auto [least, most] = std::minmax_element(r, r + A.size(1));
   if (!(*least * kLargestCondition > *most)) return false;
 
-  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), vectors);
+  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
   const double* ascending = data<double>(values);
   const double condition = std::sqrt(ascending[A.size(1) - 1] / ascending[0]);
   if (!(condition < kLargestCondition)) return false;
   const Tensor S = aten<1>("aten::sqrt", "", flip(values))[0];
   out.S = to_dtype(S, A.scalar_type());
-  if (!vectors) return true;
   const Tensor V = flip(basis);
   const Tensor scaled = aten<1>("aten::div", "Tensor", V, S)[0];
   // a product in float32 loses a digit of orthogonality for each of the condition

@@ -9,7 +9,7 @@ from torch import Tensor
 from metalcore._check import expect, expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
 from metalcore._trace import left_to_torch
-from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
+from metalcore.ops.linalg.svd import svdvals, torch_is_ahead_for_values
 
 # Values of a batch that are left to torch.
 _FEW = 100
@@ -32,7 +32,7 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         tensor(1.)
     """
     if (
-        torch_is_ahead(A, 1, _FEW)
+        torch_is_ahead_for_values(A, 1, _FEW)
         and (p is None or _torch_takes(A, p))
         and left_to_torch("cond", A)
     ):

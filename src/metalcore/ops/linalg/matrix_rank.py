@@ -8,7 +8,7 @@ from metalcore._check import expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigvalsh
-from metalcore.ops.linalg.svd import svdvals, torch_is_ahead
+from metalcore.ops.linalg.svd import svdvals, torch_is_ahead_for_values
 
 # Values of a batch that are left to torch.
 FEW = 1500
@@ -38,7 +38,7 @@ def matrix_rank(
         >>> metalcore.matrix_rank(torch.ones(3, 3))
         tensor(1)
     """
-    if not hermitian and torch_is_ahead(A, 1, FEW) and left_to_torch("matrix_rank", A):
+    if not hermitian and torch_is_ahead_for_values(A, 1, FEW) and left_to_torch("matrix_rank", A):
         if atol is None and rtol is None:
             return torch.linalg.matrix_rank(A)  # type: ignore[no-any-return]
         return torch.linalg.matrix_rank(A, atol=atol, rtol=rtol)  # type: ignore[no-any-return]

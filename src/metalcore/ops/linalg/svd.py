@@ -25,6 +25,7 @@ _KNOBS = policy("svd", "cpu")
 _ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
 _GRAM_FROM: int = _KNOBS["gram_from"]
 _GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
+_VALUES_GRAM_FROM: int = _KNOBS["values_gram_from"]
 _FEW: int = _KNOBS["torch_below"]
 _SMALL = _GRAM_FROM**2
 
@@ -88,7 +89,7 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     Example:
         >>> S = metalcore.svdvals(A)
     """
-    if check and torch_is_ahead(A, _ALONE, _FEW) and left_to_torch("svdvals", A):
+    if check and torch_is_ahead_for_values(A, _ALONE, _FEW) and left_to_torch("svdvals", A):
         return _call_torch_for_values(A)
     expect_float("svdvals", A=A)
     expect_matrix("svdvals", "A", A)
@@ -163,6 +164,13 @@ def torch_is_ahead(A: Tensor, least: int, few: int) -> bool:
         m, n = n, m
     gram_from = _GRAM_FROM if m >= 2 * n else _GRAM_SQUARE_FROM
     return n >= least and (n < gram_from or dtype is torch.float64)
+
+
+def torch_is_ahead_for_values(A: Tensor, least: int, few: int) -> bool:
+    """As `torch_is_ahead`, where only singular values are wanted."""
+    return torch_is_ahead(A, least, few) and not (
+        A.dtype is torch.float32 and A.ndim == 2 and min(A.shape) >= _VALUES_GRAM_FROM
+    )
 
 
 def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
