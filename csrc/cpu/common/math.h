@@ -148,6 +148,30 @@ inline V exp(V x) {
   return (2 + e.rest) * e.scale;
 }
 
+// Whether arithmetic to 16 bits is enough: a fortieth of what rounding to T changes, or less.
+template <typename T>
+constexpr bool kCoarse = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
+
+// exp(x) for results that are stored as T.
+template <typename T, typename V>
+inline V exp_as(V x) {
+  if constexpr (!kCoarse<T>) {
+    return exp(x);
+  } else {
+    using C = Constants<float>;
+    // 2 * 2^f for |f| <= 1/2, a minimax fit to 2.6e-6
+    constexpr float kTwice[] = {1.99999852f, 1.38624363f, 0.480494896f, 0.111835721f,
+                                0.0191402029f};
+    // with the bias, so that the low bits are the exponent of half the power of two
+    constexpr float kRound = C::kRound + C::kBias - 1;
+    const V within = smaller(splat<V>(C::kExpInfinite), larger(splat<V>(C::kExpZero), x));
+    const V shifted = within * 1.44269504f + kRound;
+    const V f = within * 1.44269504f - (shifted - kRound);
+    const V half_power = bits_as<V>(bits_as<IntOf<V>>(shifted) << C::kMantissaBits);
+    return polynomial(f, kTwice) * half_power;
+  }
+}
+
 template <typename V>
 inline V log(V x) {
   using A = Lane<V>;

@@ -220,19 +220,6 @@ inline void end_stream() {
 #endif
 }
 
-// v as it reads back after it was stored as T.
-template <typename T>
-inline Pair<Acc<T>> rounded(Pair<Acc<T>> v) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return {bits_as<FloatVec>(round_to_bfloat16(v.first) & 0xffff0000),
-            bits_as<FloatVec>(round_to_bfloat16(v.second) & 0xffff0000)};
-  } else if constexpr (std::is_same_v<T, Half>) {
-    return {widen(narrow(v.first)), widen(narrow(v.second))};
-  } else {
-    return v;
-  }
-}
-
 // A Pair in the order of memory, whatever T: for arrays of different types side by side.
 template <typename T>
 inline Pair<Acc<T>> load_in_order(const T* p, All = {}) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Activations and their slopes on registers, and the gated units made of them.
+// Activations and their slopes on registers, as exact as results of type T show, and the gated
+// units made of them.
 #pragma once
 
 #include <tuple>
@@ -10,16 +11,16 @@ namespace metalcore::cpu {
 
 // x / (1 + exp(-x))
 struct Silu {
-  template <typename V>
+  template <typename T, typename V>
   static V value(V x) {
-    return x / (1 + simd::exp(-x));
+    return x / (1 + simd::exp_as<T>(-x));
   }
 
-  template <typename V>
+  template <typename T, typename V>
   static void value_and_slope(V x, V& value, V& slope) {
     // 1 - s = e s keeps its digits; e is finite, because nothing happens below the limit
     x = simd::larger(simd::splat<V>(-80), x);
-    const V e = simd::exp(-x), s = 1 / (1 + e);
+    const V e = simd::exp_as<T>(-x), s = 1 / (1 + e);
     value = x * s;
     slope = s + value * (e * s);
   }
@@ -27,12 +28,12 @@ struct Silu {
 
 // x * P(X <= x) for a standard normal X
 struct Gelu {
-  template <typename V>
+  template <typename T, typename V>
   static V value(V x) {
     return x * simd::Normal<V>(x).below;
   }
 
-  template <typename V>
+  template <typename T, typename V>
   static void value_and_slope(V x, V& value, V& slope) {
     const simd::Normal<V> normal(x);
     value = x * normal.below;
@@ -44,18 +45,18 @@ struct Gelu {
 struct GeluTanh {
   static constexpr double kLinear = 1.59576912160573071176, kCubic = kLinear * 0.044715;
 
-  template <typename V>
+  template <typename T, typename V>
   static V value(V x) {
     using A = simd::Lane<V>;
-    return x / (1 + simd::exp(-x * (x * x * A(kCubic) + A(kLinear))));
+    return x / (1 + simd::exp_as<T>(-x * (x * x * A(kCubic) + A(kLinear))));
   }
 
-  template <typename V>
+  template <typename T, typename V>
   static void value_and_slope(V x, V& value, V& slope) {
     using A = simd::Lane<V>;
     x = simd::larger(simd::splat<V>(-10), x);
     const V square = x * x;
-    const V e = simd::exp(-x * (square * A(kCubic) + A(kLinear))), s = 1 / (1 + e);
+    const V e = simd::exp_as<T>(-x * (square * A(kCubic) + A(kLinear))), s = 1 / (1 + e);
     value = x * s;
     slope = s + value * (e * s) * (square * A(3 * kCubic) + A(kLinear));
   }
@@ -71,11 +72,12 @@ Tensor activate(const char* op, const Tensor& x_in, const std::optional<Tensor>&
     using T = decltype(type);
     if (bias_in) {
       const Row<T> bias(op, *bias_in, x);
-      map_elements<T>({bias.others(x), bias.row()}, {mutable_data<T>(y)}, y.numel(), bias.n(),
-                      [=]<typename V>(V v, V b) { return std::array<V, 1>{act.value(v + b)}; });
+      map_elements<T>(
+          {bias.others(x), bias.row()}, {mutable_data<T>(y)}, y.numel(), bias.n(),
+          [=]<typename V>(V v, V b) { return std::array<V, 1>{act.template value<T>(v + b)}; });
     } else {
       map_elements<T>({whole<T>(x)}, {mutable_data<T>(y)}, y.numel(), kRun,
-                      [=]<typename V>(V v) { return std::array<V, 1>{act.value(v)}; });
+                      [=]<typename V>(V v) { return std::array<V, 1>{act.template value<T>(v)}; });
     }
   });
   return y;
@@ -92,7 +94,7 @@ Tensor activate_backward(const char* op, const Tensor& dy_in, const Tensor& x_in
     using T = decltype(type);
     const auto times_slope = [=]<typename V>(V d, V v) {
       V value, slope;
-      act.value_and_slope(v, value, slope);
+      act.template value_and_slope<T>(v, value, slope);
       return std::array<V, 1>{d * slope};
     };
     if (bias_in) {
@@ -116,9 +118,10 @@ Tensor gated(const char* op, const Tensor& gate, const Tensor& up, Activation) {
   dispatch_float(gate.scalar_type(), op, [&](auto type) {
     using T = decltype(type);
     const Alike<T, 2> inputs({gate, up});
-    map_elements<T>(
-        inputs.in(), {mutable_data<T>(y)}, y.numel(), inputs.n(),
-        []<typename V>(V g, V u) { return std::array<V, 1>{Activation::value(g) * u}; });
+    map_elements<T>(inputs.in(), {mutable_data<T>(y)}, y.numel(), inputs.n(),
+                    []<typename V>(V g, V u) {
+                      return std::array<V, 1>{Activation::template value<T>(g) * u};
+                    });
   });
   return y;
 }
@@ -136,7 +139,7 @@ std::tuple<Tensor, Tensor> gated_backward(const char* op, const Tensor& dy, cons
     map_elements<T>(inputs.in(), {mutable_data<T>(dgate), mutable_data<T>(dup)}, dgate.numel(),
                     inputs.n(), []<typename V>(V d, V g, V u) {
                       V value, slope;
-                      Activation::value_and_slope(g, value, slope);
+                      Activation::template value_and_slope<T>(g, value, slope);
                       return std::array<V, 2>{d * u * slope, d * value};
                     });
   });

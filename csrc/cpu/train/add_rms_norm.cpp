@@ -28,8 +28,8 @@ void add_rms_norm_rows(const Tensor& x, const Tensor& residual, const std::optio
       const T *a = xp + r * n, *b = bp + r * n;
       T* s = sp + r * n;
       const A squares = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
-        const auto v = simd::rounded<T>(simd::load(a + i, elements) + simd::load(b + i, elements));
-        simd::store(s + i, v, elements);
+        simd::store(s + i, simd::load(a + i, elements) + simd::load(b + i, elements), elements);
+        const auto v = simd::load(s + i, elements);
         return v * v;
       });
       rp[r] = reciprocal_rms(squares, n, A(eps));

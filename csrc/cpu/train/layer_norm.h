@@ -27,8 +27,9 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
       const A total = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
         auto v = simd::load(row + i, elements);
         if (bp) {
-          v = simd::rounded<T>(v + simd::load(bp + r * n + i, elements));
-          simd::store(sp + r * n + i, v, elements);
+          T* sum = sp + r * n + i;
+          simd::store(sum, v + simd::load(bp + r * n + i, elements), elements);
+          v = simd::load(sum, elements);
         }
         return v;
       });

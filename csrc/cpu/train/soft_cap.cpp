@@ -9,13 +9,13 @@ namespace {
 struct SoftCap {
   double cap;
 
-  template <typename V>
+  template <typename T, typename V>
   V value(V x) const {
     using A = simd::Lane<V>;
     return simd::Tanh<V>(x * A(1 / cap)).value * A(cap);
   }
 
-  template <typename V>
+  template <typename T, typename V>
   void value_and_slope(V x, V& value, V& slope) const {
     using A = simd::Lane<V>;
     const simd::Tanh<V> t(x * A(1 / cap));
