@@ -22,9 +22,10 @@ CASES = [
     (5, 100, 0.1, 1e-3, 20.0, MEAN, "everything at once"),
     (3, 7, 0.0, 0.0, 0.0, NONE, "rows shorter than a register"),
     (4, 5001, 0.1, 0.0, 0.0, SUM, "pieces of a row, odd"),
-    (2, 4099, 0.0, 1e-2, 5.0, NONE, "a row too long to keep, odd"),
-    (2, 16400, 0.1, 0.0, 0.0, MEAN, "a row too long to keep in float32"),
-    (2, 32800, 0.0, 0.0, 0.0, MEAN, "a row too long to keep in half types"),
+    (2, 16411, 0.0, 1e-2, 5.0, NONE, "a row that is long in float32, odd"),
+    (2, 32800, 0.1, 0.0, 0.0, MEAN, "a row that is long in half types"),
+    (1, 57409, 0.0, 0.0, 0.0, SUM, "a row too long to keep, odd"),
+    (2, 57408, 0.0, 0.0, 0.0, MEAN, "a row too long to keep"),
     (70, 33, 0.0, 0.0, 0.0, MEAN, "many rows"),
     (0, 10, 0.0, 0.0, 0.0, SUM, "no rows"),
 ]

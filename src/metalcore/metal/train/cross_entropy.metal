@@ -3,12 +3,13 @@
 //   loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z w_t lse^2
 //   dy_j = p_j * ((1 - e) w_t + e / n * sum(w) + 2 z w_t lse) - e / n * w_j - [j = t] (1 - e) w_t
 //
-// One threadgroup per row, in chunks of WIDTH values. Its threads keep what 16 registers hold each
-// and read the rest again for the gradient, which may take the memory of the logits.
+// One threadgroup per row, in chunks of WIDTH values. Its threads keep what REGISTERS hold each and
+// read the rest again for the gradient, which may take the memory of the logits. Those of long rows
+// keep 28, nearly what 1024 threads can have beside those that they work with.
 // Losses and gradients are divided by *divisor. A target that is no class makes them NaN.
 // cross_entropy_total adds up the losses of all rows in one threadgroup.
 
-#include "elementwise.h"
+#include "chunk.h"
 #include "log_sum_exp.h"
 
 inline float capped(float x, float softcap) {
@@ -71,7 +72,7 @@ inline wide weight_at(device const stored* weight, bool counts, long i) {
   return counts ? wide(weight[i]) : wide(1.0f);
 }
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, int REGISTERS>
 kernel void cross_entropy(
     device const typename chunk<T, WIDTH>::stored* logits [[buffer(0)]],
     device const T* values [[buffer(1)]],
@@ -116,7 +117,7 @@ kernel void cross_entropy(
   const bool smooths = smoothing > 0.0f;
   const bool weighs = smooths && has_weight != 0;
 
-  constexpr int keep = 16 / sizeof(T);
+  constexpr int keep = REGISTERS * sizeof(float) / sizeof(stored);
   stored kept[keep];
   row_sums sums;
 #pragma unroll
@@ -191,7 +192,20 @@ kernel void cross_entropy_total(
   }
 }
 
-INSTANTIATE_WIDTHS(cross_entropy)
+#define INSTANTIATE(name, T, WIDTH, REGISTERS)              \
+  template [[host_name(name "_" #T "_" #WIDTH)]] [[kernel]] \
+  decltype(cross_entropy<T, WIDTH, REGISTERS>) cross_entropy<T, WIDTH, REGISTERS>;
+
+#define INSTANTIATE_ALL(name, REGISTERS)  \
+  INSTANTIATE(name, float, 1, REGISTERS)  \
+  INSTANTIATE(name, float, 4, REGISTERS)  \
+  INSTANTIATE(name, half, 1, REGISTERS)   \
+  INSTANTIATE(name, half, 4, REGISTERS)   \
+  INSTANTIATE(name, bfloat, 1, REGISTERS) \
+  INSTANTIATE(name, bfloat, 4, REGISTERS)
+
+INSTANTIATE_ALL("cross_entropy", 16)
+INSTANTIATE_ALL("cross_entropy_long", 28)
 
 template [[host_name("cross_entropy_total_float")]] [[kernel]]
 decltype(cross_entropy_total<float>) cross_entropy_total<float>;

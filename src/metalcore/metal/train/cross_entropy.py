@@ -9,6 +9,8 @@ from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel, roun
 from metalcore.metal.train._rows import RowShare
 
 FILE = "train/cross_entropy.metal"
+# Bytes of a row that a thread keeps in registers, as the kernel has it. Others take more of them.
+_KEPT_BYTES = 64
 _NONE, _MEAN = 0, 1
 
 
@@ -78,11 +80,12 @@ def _plan(
     if logits.numel() > 0:
         w = losses.new_empty(4) if weights is None else weights
         row = RowShare.of(n, (logits, dlogits, w), policy)
+        is_long = n * logits.element_size() > row.lanes * _KEPT_BYTES
         launches.append(
             Launch(
                 FILE,
                 "cross_entropy",
-                row.variant(logits.dtype),
+                ("long_" if is_long else "") + row.variant(logits.dtype),
                 (
                     *(logits, logits, target.contiguous(), w, w, divisor, losses, lse),
                     *(dlogits if dlogits.numel() else logits, row.chunks, ignore_index, *numbers),
