@@ -25,9 +25,11 @@ Function = Callable[..., Any]
 _BUDGET_SECONDS = 1.0
 _MIN_ROUNDS = 8
 _SETTLED = 1.02
-# A sample is repeated calls of at least this long, so that neither the clock's resolution shows nor
-# how cold the side before has left the caches.
+# A sample is repeated calls of at least this long, so that it does not show how cold the side
+# before has left the caches. Its calls are timed in parts of at least so long, for the clock's
+# resolution, of which the fastest counts: the mean of short calls is no match for one long call.
 _SAMPLE_SECONDS = 1e-3
+_PART_SECONDS = 5e-5
 
 
 class Built:
@@ -135,6 +137,7 @@ class Side:
     problem: str = ""
     max_error: float = math.inf
     repeats: int = 1
+    in_part: int = 1
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -285,7 +288,9 @@ def _time(sides: list[Side], device: str) -> None:
     with _no_garbage_collection():
         for side in sides:
             while (seconds := _sample(side, device)) * side.repeats < _SAMPLE_SECONDS:
-                side.repeats = math.ceil(1.2 * _SAMPLE_SECONDS / seconds)
+                side.repeats = side.in_part = math.ceil(1.2 * _SAMPLE_SECONDS / seconds)
+            if device == "cpu":  # elsewhere to wait for each part takes longer than most calls
+                side.in_part = min(side.repeats, math.ceil(_PART_SECONDS / seconds))
         start, spent, rounds = synchronized(device), 0.0, 0
         while sides and (
             rounds < _MIN_ROUNDS
@@ -307,12 +312,15 @@ def _sample(side: Side, device: str) -> float:
     assert side.call is not None
     # Short calls are made twice as often, the first half untimed: until then threads of the side
     # before may be awake, and those of this side asleep.
-    for _ in range(1 if side.repeats == 1 else 2):
+    for _ in range(side.repeats if side.repeats > 1 else 0):
+        side.call()
+    fastest = math.inf
+    for _ in range(side.repeats // side.in_part):
         start = synchronized(device)
-        for _ in range(side.repeats):
+        for _ in range(side.in_part):
             side.call()
-        seconds = synchronized(device) - start
-    return seconds / side.repeats
+        fastest = min(fastest, synchronized(device) - start)
+    return fastest / side.in_part
 
 
 @contextmanager
