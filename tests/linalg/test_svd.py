@@ -177,6 +177,27 @@ def test_a_gram_matrix_in_float32_is_for_conditions_near_one(
     assert max(_flaws(A, U, S, V).values()) < 1.5
 
 
+@pytest.mark.parametrize("n", [128, 131, 195, 260])
+def test_close_singular_values_keep_their_vectors(n: int) -> None:
+    """Runs of them whose vectors are to be made orthogonal, and equal ones, which go to LAPACK."""
+    line = torch.linspace(1, 0.1, n, dtype=torch.float64)
+    half = n // 2
+    for spectrum in (
+        line,
+        torch.logspace(0, -4.5, n, dtype=torch.float64),
+        torch.cat([line[:half], 0.2 + 1e-9 * line[half:]]),
+        torch.cat([line[:half], 0.2 + 1e-13 * line[half:]]),
+        line.round(decimals=1),
+        torch.ones_like(line),
+    ):
+        Q, P = (torch.linalg.qr(torch.randn(m, n, dtype=torch.float64))[0] for m in (2 * n, n))
+        A = (Q * spectrum @ P.mT).float()
+        with metalcore.trace() as t:
+            U, S, V = metalcore.svd(A)
+        assert t.records[0].variant == "gram"
+        assert max(_flaws(A, U, S, V).values()) < 1
+
+
 def test_gradients() -> None:
     check_registration("svd", (torch.randn(2, 4, 3), False))
     check_registration("svdvals", (torch.randn(2, 3, 4),))

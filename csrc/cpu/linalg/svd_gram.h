@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../common/aten.h"
-#include "symmetric_values.h"
+#include "symmetric_vectors.h"
 
 namespace metalcore::cpu {
 
@@ -43,24 +43,43 @@ inline Tensor flip(const Tensor& x) {
   return aten<1>("aten::flip", "", x, std::vector<int64_t>{-1})[0];
 }
 
-// Whether the eigenvalues of a Gram matrix, by their mean and their variance, look near enough to
-// each other for `svd_gram_narrow`, and their squares are numbers of float32.
-inline bool looks_narrow(const Tensor& gram) {
-  // of Gaussian matrices it is sqrt(n / m), and their condition (1 + x) / (1 - x)
-  constexpr double kSpread = 0.6, kRange = 1e15;
+// Mean and relative variance of the eigenvalues of a Gram matrix, of which the lower triangle is
+// there. The root of the latter is sqrt(n / m) for Gaussian matrices, and their condition
+// (1 + x) / (1 - x).
+template <typename T>
+std::pair<double, double> mean_and_variance(const Tensor& gram) {
   const int64_t n = gram.size(0);
-  const float* g = data<float>(gram);
   double sum = 0, squares = 0;
   for (int64_t i = 0; i < n; ++i) {
-    // only the lower triangle is there
-    const float* row = g + i * n;
+    const T* row = data<T>(gram) + i * n;
     double off = 0;
     for (int64_t j = 0; j < i; ++j) off += double(row[j]) * row[j];
     sum += row[i];
     squares += 2 * off + double(row[i]) * row[i];
   }
-  const double mean = sum / n, variance = squares / n - mean * mean;
-  return mean > 1 / kRange && mean < kRange && variance < kSpread * kSpread * mean * mean;
+  const double mean = sum / n;
+  return {mean, squares / n / (mean * mean) - 1};
+}
+
+// Whether they look near enough to each other for `svd_gram_narrow`, and their squares are numbers
+// of float32.
+inline bool looks_narrow(const Tensor& gram) {
+  constexpr double kSpread = 0.6, kRange = 1e15;
+  const auto [mean, variance] = mean_and_variance<float>(gram);
+  return mean > 1 / kRange && mean < kRange && variance < kSpread * kSpread;
+}
+
+// Eigenvalues, ascending, and eigenvectors of a Gram matrix; LAPACK's where some are equal, which
+// is seen at once where all are.
+template <typename T>
+std::array<Tensor, 2> eigen(const Tensor& gram) {
+  constexpr double kAllEqual = 1e-12;
+  std::array<Tensor, 2> out;
+  if (mean_and_variance<T>(gram).second > kAllEqual &&
+      symmetric_vectors(data<T>(gram), gram.size(0), out[0], out[1])) {
+    return out;
+  }
+  return aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
 }
 
 // y[:, j] = x[:, order[j]] * scale[order[j]]
@@ -99,7 +118,7 @@ inline bool svd_gram_narrow(const Tensor& given, Decomposed& out) {
   const Tensor gram = gram_matrix(A);
   if (!looks_narrow(gram)) return false;
   const int64_t n = A.size(1);
-  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
+  const auto [values, basis] = eigen<float>(gram);
   const float* ascending = data<float>(values);
   if (!(ascending[n - 1] < kLargestCondition * kLargestCondition * ascending[0])) return false;
 
@@ -153,7 +172,7 @@ inline bool svd_gram(const Tensor& A, Decomposed& out) {
   const auto [least, most] = std::minmax_element(r, r + A.size(1));
   if (!(*least * kLargestCondition > *most)) return false;
 
-  const auto [values, basis] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
+  const auto [values, basis] = eigen<double>(gram);
   const double* ascending = data<double>(values);
   const double condition = std::sqrt(ascending[A.size(1) - 1] / ascending[0]);
   if (!(condition < kLargestCondition)) return false;

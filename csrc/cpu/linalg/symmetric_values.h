@@ -38,6 +38,41 @@ T largest_below(const T* a, int64_t n) {
   return largest;
 }
 
+// The lower triangle of `a`, scaled by a power of two, and made tridiagonal.
+template <typename T>
+struct Reduced {
+  static constexpr int64_t kTile = TridiagonalLarge<T>::kTile;
+  const int64_t n, ld;
+  const int exponent;
+  const PowerOfTwo<double> back;
+  const Tensor scaled;
+  const TridiagonalLarge<T> form;
+
+  Reduced(const T* a, int64_t n, T largest)
+      : n(n),
+        ld((n + kTile - 1) / kTile * kTile),
+        exponent(std::ilogb(largest) + 1),
+        back(exponent),
+        scaled(scale(a)),
+        form(mutable_data<T>(scaled), n, ld) {}
+
+  // of reflections
+  const T* row(int64_t i) const { return data<T>(scaled) + i * ld; }
+
+ private:
+  Tensor scale(const T* a) const {
+    const PowerOfTwo<T> there(-exponent);
+    const std::array<int64_t, 2> sizes = {n, ld};
+    const Tensor out =
+        cpu::empty(sizes.data(), 2, torch::headeronly::CppTypeToScalarType<T>::value);
+    for (int64_t i = 0; i < n; ++i) {
+      T* to = mutable_data<T>(out) + i * ld;
+      for (int64_t j = 0; j <= i; ++j) to[j] = a[i * n + j] * there.first * there.second;
+    }
+    return out;
+  }
+};
+
 // Ascending, from the lower triangle of `a`; false where it has a NaN or an inf, and NaN then.
 template <typename T>
 bool symmetric_values(const T* a, int64_t n, T* values) {
@@ -46,21 +81,11 @@ bool symmetric_values(const T* a, int64_t n, T* values) {
     std::fill_n(values, n, largest);
     return largest == 0;
   }
-  int exponent;
-  std::frexp(largest, &exponent);
-  const PowerOfTwo<T> there(-exponent), back(exponent);
-  constexpr int64_t kTile = TridiagonalLarge<T>::kTile;
-  const std::array<int64_t, 2> sizes = {n, (n + kTile - 1) / kTile * kTile};
-  const Tensor scaled =
-      cpu::empty(sizes.data(), 2, torch::headeronly::CppTypeToScalarType<T>::value);
-  T* s = mutable_data<T>(scaled);
+  const Reduced<T> reduced(a, n, largest);
+  tridiagonal_values(reduced.form.diagonal, reduced.form.beside, values);
   for (int64_t i = 0; i < n; ++i) {
-    T* row = s + i * sizes[1];
-    for (int64_t j = 0; j <= i; ++j) row[j] = a[i * n + j] * there.first * there.second;
+    values[i] = T(values[i] * reduced.back.first * reduced.back.second);
   }
-  const TridiagonalLarge<T> reduced(s, n, sizes[1]);
-  tridiagonal_values(reduced.diagonal, reduced.beside, values);
-  for (int64_t i = 0; i < n; ++i) values[i] = values[i] * back.first * back.second;
   return true;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One large symmetric matrix made tridiagonal, by reflections from its last row upwards. A few of
+// One large symmetric matrix made tridiagonal, by reflections from its last row upwards: A = Q T
+// Q^T with Q = H_{n-1} ... H_2 and H_i = I - tau_i v_i v_i^T on the first i coordinates. A few of
 // them are found before the rest of the matrix is changed, by all of them at once: until then a
 // product of it is that of the old matrix, less what they would have changed.
 #pragma once
@@ -14,23 +15,62 @@
 namespace metalcore::cpu {
 
 template <typename T>
+T dot(const T* x, const T* y, int64_t count) {
+  return simd::sum_over<T>(count, [&](int64_t i, auto elements) {
+    return simd::load(x + i, elements) * simd::load(y + i, elements);
+  });
+}
+
+// to[r][c] -= sum over k of left(k)[r] * right(k)[c], for a tile of Rows rows and Wide registers.
+template <typename T, int Rows, int Wide, typename Left, typename Right>
+inline void subtract_product(int64_t count, Left left, Right right, T* to, int64_t ld) {
+  using simd::Vec;
+  constexpr int64_t L = simd::kLanes<T>;
+  Vec<T> sums[Rows][Wide];
+  for (int r = 0; r < Rows; ++r) {
+    for (int j = 0; j < Wide; ++j) sums[r][j] = simd::load_as<Vec<T>>(to + r * ld + j * L);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    const T *a = left(k), *b = right(k);
+    Vec<T> values[Wide];
+    for (int j = 0; j < Wide; ++j) values[j] = simd::load_as<Vec<T>>(b + j * L);
+    for (int r = 0; r < Rows; ++r) {
+      for (int j = 0; j < Wide; ++j) sums[r][j] -= a[r] * values[j];
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int j = 0; j < Wide; ++j) std::memcpy(to + r * ld + j * L, &sums[r][j], sizeof(Vec<T>));
+  }
+}
+
+template <typename T>
 class TridiagonalLarge {
  public:
   // Columns of which a row must have a multiple.
   static constexpr int64_t kTile = 3 * simd::kLanes<T>;
 
-  // a: the lower triangle of n rows that are `ld` apart, all of which is overwritten.
+  // a: the lower triangle of n rows that are `ld` apart. Row i becomes v_i.
   TridiagonalLarge(T* a, int64_t n, int64_t ld)
-      : diagonal(n), beside(n), a(a), n(n), ld(ld), pairs(2 * kPairs * ld), parts(kParts * ld) {
+      : diagonal(n),
+        beside(n),
+        tau(n),
+        a(a),
+        n(n),
+        ld(ld),
+        pairs(2 * kPairs * ld),
+        parts(kParts * ld) {
     int64_t rows = n;
-    for (; rows > kPairs + 2; rows -= kPairs) {
-      reduce_rows(rows - kPairs, rows);
-      update(rows - kPairs);
+    while (rows > kPairs + 2) {
+      // an update takes whole groups of rows
+      const int64_t first = rows % kRows ? rows / kRows * kRows : rows - kPairs;
+      reduce_rows(first, rows);
+      update(first);
+      rows = first;
     }
     reduce_rows(0, rows);
   }
 
-  std::vector<T> diagonal, beside;
+  std::vector<T> diagonal, beside, tau;
 
  private:
   static constexpr int64_t L = simd::kLanes<T>;
@@ -43,12 +83,6 @@ class TridiagonalLarge {
 
   T* v(int64_t k) { return pairs.data() + 2 * k * ld; }
   T* w(int64_t k) { return pairs.data() + (2 * k + 1) * ld; }
-
-  static T dot(const T* x, const T* y, int64_t count) {
-    return simd::sum_over<T>(count, [&](int64_t i, auto elements) {
-      return simd::load(x + i, elements) * simd::load(y + i, elements);
-    });
-  }
 
   // Rows [first, last), of the first `last` ones of A, from the last one upwards.
   void reduce_rows(int64_t first, int64_t last) {
@@ -70,11 +104,13 @@ class TridiagonalLarge {
         continue;
       }
       const T beta = -std::copysign(std::sqrt(alpha * alpha + squares), alpha);
-      const T tau = (beta - alpha) / beta, inverse = 1 / (alpha - beta);
+      const T t = (beta - alpha) / beta, inverse = 1 / (alpha - beta);
       beside[i - 1] = beta;
+      tau[i] = t;
       T *reflector = v(found), *product = w(found);
       for (int64_t c = 0; c + 1 < i; ++c) reflector[c] = x[c] * inverse;
       reflector[i - 1] = 1;
+      std::copy_n(reflector, i, x);
       multiply(reflector, i, product);
       for (int64_t k = 0; k < found; ++k) {
         factors[2 * k] = dot(w(k), reflector, i);
@@ -82,8 +118,8 @@ class TridiagonalLarge {
       }
       subtract_pairs(factors.data(), found, i, product);
       // w = tau A v - tau / 2 (tau v^T A v) v
-      const T half = dot(product, reflector, i) * tau * tau / 2;
-      for (int64_t c = 0; c < i; ++c) product[c] = tau * product[c] - half * reflector[c];
+      const T half = dot(product, reflector, i) * t * t / 2;
+      for (int64_t c = 0; c < i; ++c) product[c] = t * product[c] - half * reflector[c];
       ++found;
     }
     // an update takes all pairs
@@ -176,31 +212,14 @@ class TridiagonalLarge {
     });
   }
 
-  // Also changes what is above the diagonal, and up to three rows that are done.
+  // Also changes what is above the diagonal.
   void update_rows(int64_t first, int64_t last) {
-    using simd::Vec;
-    constexpr int kWide = kTile / L;
     for (int64_t c = 0; c < last; c += kTile) {
       for (int64_t row = std::max(first, c / kRows * kRows); row < last; row += kRows) {
-        T* to = a + row * ld + c;
-        Vec<T> sums[kRows][kWide];
-        for (int r = 0; r < kRows; ++r) {
-          for (int j = 0; j < kWide; ++j) sums[r][j] = simd::load_as<Vec<T>>(to + r * ld + j * L);
-        }
-        for (int64_t k = 0; k < 2 * kPairs; ++k) {
-          // the row of w for one of v, and the other way round
-          const T *left = pairs.data() + k * ld + row, *right = pairs.data() + (k ^ 1) * ld + c;
-          Vec<T> values[kWide];
-          for (int j = 0; j < kWide; ++j) values[j] = simd::load_as<Vec<T>>(right + j * L);
-          for (int r = 0; r < kRows; ++r) {
-            for (int j = 0; j < kWide; ++j) sums[r][j] -= left[r] * values[j];
-          }
-        }
-        for (int r = 0; r < kRows; ++r) {
-          for (int j = 0; j < kWide; ++j) {
-            std::memcpy(to + r * ld + j * L, &sums[r][j], sizeof(Vec<T>));
-          }
-        }
+        // the row of w for one of v, and the other way round
+        subtract_product<T, kRows, kTile / L>(
+            2 * kPairs, [&](int64_t k) { return pairs.data() + k * ld + row; },
+            [&](int64_t k) { return pairs.data() + (k ^ 1) * ld + c; }, a + row * ld + c, ld);
       }
     }
   }
