@@ -43,7 +43,7 @@ void check(const char* type) {
     expect(std::fabs(sum - truth) <= 1e-5 * truth, type, "sum_over", n);
   }
 
-  // order of a Pair, rounding of what was stored, streaming stores
+  // order of a Pair, what reads back after a store, streaming stores
   T* streamed = static_cast<T*>(std::aligned_alloc(64, 64 * ((sizeof(T) * kStep<T> + 63) / 64)));
   std::vector<T> x(kStep<T>);
   for (int64_t i = 0; i < kStep<T>; ++i) x[i] = T(1.001f * float(i + 1));
@@ -51,7 +51,7 @@ void check(const char* type) {
   stream(streamed, v);
   std::vector<T> stored(kStep<T>);
   store(stored.data(), v);
-  const auto back = rounded<T>(v);
+  const auto back = load(stored.data());
   bool same = true, in_order = true, rounds = true;
   for (int64_t i = 0; i < kStep<T>; ++i) {
     const int64_t s = slot<T>(i), lane = s % kLanes<Acc<T>>;
@@ -62,7 +62,7 @@ void check(const char* type) {
   }
   expect(same, type, "stream", kStep<T>);
   expect(in_order, type, "slot", kStep<T>);
-  expect(rounds, type, "rounded", kStep<T>);
+  expect(rounds, type, "load of what was stored", kStep<T>);
   std::free(streamed);
 }
 

@@ -190,7 +190,7 @@ inline V log(V x) {
   const V y = e * C::kLog2High + (e * C::kLog2Low + (twice + rest));
   const V limit = x == 0 ? splat<V>(-std::numeric_limits<A>::infinity()) : x;
   const V special = x < 0 ? splat<V>(std::numeric_limits<A>::quiet_NaN()) : limit;
-  return (x > 0) & (x <= std::numeric_limits<A>::max()) ? y : special;
+  return ((x > 0) & (x <= std::numeric_limits<A>::max())) ? y : special;
 }
 
 template <typename V>

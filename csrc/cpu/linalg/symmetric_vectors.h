@@ -125,7 +125,7 @@ bool symmetric_vectors(const T* a, int64_t n, Tensor& values, Tensor& vectors) {
   Tensor Z = cpu::empty(sizes.data(), 2, torch::headeronly::CppTypeToScalarType<T>::value);
   T* z = mutable_data<T>(Z);
   for (int64_t i = 0; i < sizes[0]; ++i) std::fill_n(z + i * sizes[1], sizes[1], T(0));
-  tridiagonal_vectors(diagonal, beside, found, sizes[1], z);
+  if (!tridiagonal_vectors(diagonal, beside, found, sizes[1], z)) return false;
   if (!orthogonalise_runs<T>(found, Z)) return false;
   turn_back(reduced, Z);
   values = cpu::empty(&n, 1, Z.scalar_type());

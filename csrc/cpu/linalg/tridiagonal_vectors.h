@@ -3,6 +3,7 @@
 // vector is found from where they meet best. Each lane has an eigenvalue of its own.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -10,9 +11,10 @@
 
 namespace metalcore::cpu {
 
-// Vectors of length 1 as columns of z [n][ld], those of values[i] in column i.
+// Vectors of length 1 as columns of z [n][ld], those of values[i] in column i. False where one has
+// no length that is a number.
 template <typename T>
-void tridiagonal_vectors(const std::vector<double>& diagonal, const std::vector<double>& beside,
+bool tridiagonal_vectors(const std::vector<double>& diagonal, const std::vector<double>& beside,
                          const std::vector<double>& values, int64_t ld, T* z) {
   using V = simd::Vec<double>;
   using Index = lanes::Mask<double>;
@@ -20,6 +22,7 @@ void tridiagonal_vectors(const std::vector<double>& diagonal, const std::vector<
   constexpr int64_t kBeside = 4, K = kBeside * simd::kLanes<double>;
   constexpr double kLeast = 1e-290;
   const int64_t n = diagonal.size();
+  std::atomic<bool> all_found = true;
   const auto pivot = [](V v) { return lanes::abs(v) < kLeast ? splat(-kLeast) : v; };
   parallel_for(0, (n + K - 1) / K, 1, [&](int64_t begin, int64_t end) {
     // what is eliminated from above and from below, then the vector; and the pivots from above
@@ -80,7 +83,10 @@ void tridiagonal_vectors(const std::vector<double>& diagonal, const std::vector<
           v[s] = at_i < meets[s] ? V{} : out[i * kBeside + s];
         }
       }
-      for (int64_t s = 0; s < kBeside; ++s) norm[s] = 1 / lanes::sqrt(norm[s]);
+      for (int64_t s = 0; s < kBeside; ++s) {
+        norm[s] = 1 / lanes::sqrt(norm[s]);
+        if (lanes::any(~(norm[s] > 0))) all_found = false;
+      }
       const int64_t count = std::min(K, n - first);
       for (int64_t i = 0; i < n; ++i) {
         double row[K];
@@ -92,6 +98,7 @@ void tridiagonal_vectors(const std::vector<double>& diagonal, const std::vector<
       }
     }
   });
+  return all_found;
 }
 
 }  // namespace metalcore::cpu

@@ -15,3 +15,21 @@
   INSTANTIATE_WIDTH(function, half, 4)   \
   INSTANTIATE_WIDTH(function, bfloat, 1) \
   INSTANTIATE_WIDTH(function, bfloat, 4)
+
+// The variants of kernels of rows that keep some registers, and `<function>_long_..` of those that
+// keep as many as 1024 threads can have beside those that they work with.
+#define INSTANTIATE_KEPT(function, name, T, WIDTH, REGISTERS) \
+  template [[host_name(name "_" #T "_" #WIDTH)]] [[kernel]]   \
+  decltype(function<T, WIDTH, REGISTERS>) function<T, WIDTH, REGISTERS>;
+
+#define INSTANTIATE_KEPT_WIDTHS(function, name, REGISTERS) \
+  INSTANTIATE_KEPT(function, name, float, 1, REGISTERS)    \
+  INSTANTIATE_KEPT(function, name, float, 4, REGISTERS)    \
+  INSTANTIATE_KEPT(function, name, half, 1, REGISTERS)     \
+  INSTANTIATE_KEPT(function, name, half, 4, REGISTERS)     \
+  INSTANTIATE_KEPT(function, name, bfloat, 1, REGISTERS)   \
+  INSTANTIATE_KEPT(function, name, bfloat, 4, REGISTERS)
+
+#define INSTANTIATE_ROWS(function)                 \
+  INSTANTIATE_KEPT_WIDTHS(function, #function, 16) \
+  INSTANTIATE_KEPT_WIDTHS(function, #function "_long", 28)

@@ -34,6 +34,11 @@ class RowShare:
         rows = policy.get("simdgroups", 1) if lanes == SIMD_WIDTH else 1
         return cls(width, chunks, lanes, rows)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether threads cannot keep the row in the registers of KEEP chunks."""
+        return self.chunks > KEEP * self.lanes
+
     def variant(self, *dtypes: torch.dtype) -> str:
         """The name that kernels of these dtypes end in."""
         return "_".join([*(MSL_TYPE[d] for d in dtypes), str(self.width)])

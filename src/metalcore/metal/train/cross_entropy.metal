@@ -9,7 +9,7 @@
 // Losses and gradients are divided by *divisor. A target that is no class makes them NaN.
 // cross_entropy_total adds up the losses of all rows in one threadgroup.
 
-#include "chunk.h"
+#include "elementwise.h"
 #include "log_sum_exp.h"
 
 inline float capped(float x, float softcap) {
@@ -192,20 +192,7 @@ kernel void cross_entropy_total(
   }
 }
 
-#define INSTANTIATE(name, T, WIDTH, REGISTERS)              \
-  template [[host_name(name "_" #T "_" #WIDTH)]] [[kernel]] \
-  decltype(cross_entropy<T, WIDTH, REGISTERS>) cross_entropy<T, WIDTH, REGISTERS>;
-
-#define INSTANTIATE_ALL(name, REGISTERS)  \
-  INSTANTIATE(name, float, 1, REGISTERS)  \
-  INSTANTIATE(name, float, 4, REGISTERS)  \
-  INSTANTIATE(name, half, 1, REGISTERS)   \
-  INSTANTIATE(name, half, 4, REGISTERS)   \
-  INSTANTIATE(name, bfloat, 1, REGISTERS) \
-  INSTANTIATE(name, bfloat, 4, REGISTERS)
-
-INSTANTIATE_ALL("cross_entropy", 16)
-INSTANTIATE_ALL("cross_entropy_long", 28)
+INSTANTIATE_ROWS(cross_entropy)
 
 template [[host_name("cross_entropy_total_float")]] [[kernel]]
 decltype(cross_entropy_total<float>) cross_entropy_total<float>;

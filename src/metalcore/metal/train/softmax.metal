@@ -3,8 +3,8 @@
 // * y))
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep KEEP
-// chunks of WIDTH values each in registers, and read the rest of a long row again. Lengths are in
-// chunks.
+// chunks of WIDTH values each in registers, those of a long row what REGISTERS hold, and read the
+// rest of it again. Lengths are in chunks.
 
 #include "elementwise.h"
 #include "log_sum_exp.h"
@@ -52,7 +52,7 @@ struct masked_row {
   }
 };
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, int REGISTERS>
 kernel void softmax(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* mask [[buffer(1)]],
@@ -84,23 +84,24 @@ kernel void softmax(
   const long count = causal != 0 ? min(n * WIDTH, row % c + 1) : n * WIDTH;
   const masked_row<T, WIDTH> v = {x + row * n, mask, scale, has_mask != 0, count};
 
-  wide kept[KEEP];
+  constexpr int keep = REGISTERS > 4 * KEEP ? REGISTERS / WIDTH : KEEP;
+  wide kept[keep];
   float most = -INFINITY;
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? v.at(i) : wide(-INFINITY);
     most = max(most, largest(kept[k]));
   }
   running_sum rest;
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
     rest.add(v.at(i));
   }
   most = threadgroup_max(max(most, rest.most), scratch, lane, uint(lanes));
 
   float sum = rest.sum * precise::exp(rest.most - origin(most));
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < keep; ++k) {
     kept[k] = precise::exp(kept[k] - most);
     sum += total(kept[k]);
   }
@@ -108,13 +109,13 @@ kernel void softmax(
   sum = threadgroup_sum(sum, scratch + 32, lane, uint(lanes));
 
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
       y[i] = stored(kept[k] / sum);
     }
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
     y[i] = stored(precise::exp(v.at(i) - most) / sum);
   }
 }
@@ -169,5 +170,5 @@ kernel void softmax_backward(
   }
 }
 
-INSTANTIATE_WIDTHS(softmax)
+INSTANTIATE_ROWS(softmax)
 INSTANTIATE_WIDTHS(softmax_backward)
