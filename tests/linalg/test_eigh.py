@@ -190,7 +190,7 @@ def test_values_of_one_large_matrix(name: str) -> None:
             with metalcore.trace() as t:
                 values = metalcore.eigvalsh(A)
             assert [r.variant for r in t.records] == ["alone"]
-            # in float64, of a matrix scaled exactly: LAPACK loses what it squares
+            # in float64, of a scaled matrix: LAPACK loses what it squares
             scale = torch.finfo(dtype).tiny if not A.any() else A.abs().amax().item()
             truth = torch.linalg.eigvalsh(A.double() / scale) * scale
             size = truth.abs().amax().item()

@@ -155,7 +155,7 @@ def test_a_gram_matrix_is_refused_where_it_would_cost_orthogonality() -> None:
     [
         (torch.linspace(1, 0.35, 256), 1.0, "gram_float32"),
         (torch.linspace(1, 0.25, 256), 1.0, "gram"),
-        (torch.ones(256), 1.0, "gram_float32"),
+        (torch.ones(256), 1.0, "gram_float32_lapack"),
         (torch.cat([torch.ones(128), torch.full([128], 0.6)]), 1e6, "gram_float32"),
         # float32 has no squares of these
         (torch.linspace(1, 0.3, 256), 1e25, "gram"),
@@ -194,7 +194,8 @@ def test_close_singular_values_keep_their_vectors(n: int) -> None:
         A = (Q * spectrum @ P.mT).float()
         with metalcore.trace() as t:
             U, S, V = metalcore.svd(A)
-        assert t.records[0].variant == "gram"
+        equal = "_lapack" if spectrum[0] == spectrum[-1] else ""
+        assert t.records[0].variant == "gram" + equal
         assert max(_flaws(A, U, S, V).values()) < 1
 
 

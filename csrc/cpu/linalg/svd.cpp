@@ -164,9 +164,9 @@ Decomposed decompose_tall(const Tensor& given, bool full, bool vectors) {
   out.info = cpu::empty(sizes.data(), dim - 2, ScalarType::Int);
   if (sizeof(T) == 4 && !full && dim == 2) {
     const int64_t from = !vectors ? values_gram_from : m >= 2 * n ? gram_from : gram_square_from;
-    const bool narrow = n >= from && vectors && svd_gram_narrow(given, out);
-    if (narrow || (n >= from && (vectors ? svd_gram(given, out) : svdvals_gram(given, out)))) {
-      metalcore_variant = narrow ? "gram_float32" : "gram";
+    if (n >= from && (vectors ? svd_gram_narrow(given, out) || svd_gram(given, out)
+                              : svdvals_gram(given, out))) {
+      metalcore_variant = out.variant;
       torch::stable::zero_(out.info);
       return out;
     }

@@ -19,6 +19,7 @@ namespace metalcore::cpu {
 
 struct Decomposed {
   Tensor U, S, V, info;
+  const char* variant = nullptr;
 };
 
 // The lower triangle of X^T X, with what a product by blocks computes above its diagonal.
@@ -63,23 +64,30 @@ std::pair<double, double> mean_and_variance(const Tensor& gram) {
 
 // Whether they look near enough to each other for `svd_gram_narrow`, and their squares are numbers
 // of float32.
-inline bool looks_narrow(const Tensor& gram) {
+inline bool looks_narrow(double mean, double variance) {
   constexpr double kSpread = 0.6, kRange = 1e15;
-  const auto [mean, variance] = mean_and_variance<float>(gram);
   return mean > 1 / kRange && mean < kRange && variance < kSpread * kSpread;
 }
+
+struct Eigen {
+  Tensor values, vectors;
+  bool by_lapack;
+};
 
 // Eigenvalues, ascending, and eigenvectors of a Gram matrix; LAPACK's where some are equal, which
 // is seen at once where all are.
 template <typename T>
-std::array<Tensor, 2> eigen(const Tensor& gram) {
+Eigen eigen(const Tensor& gram, double variance) {
   constexpr double kAllEqual = 1e-12;
-  std::array<Tensor, 2> out;
-  if (mean_and_variance<T>(gram).second > kAllEqual &&
-      symmetric_vectors(data<T>(gram), gram.size(0), out[0], out[1])) {
-    return out;
+  Eigen out;
+  out.by_lapack = variance <= kAllEqual ||
+                  !symmetric_vectors(data<T>(gram), gram.size(0), out.values, out.vectors);
+  if (out.by_lapack) {
+    const auto [values, vectors] = aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
+    out.values = values;
+    out.vectors = vectors;
   }
-  return aten<2>("aten::_linalg_eigh", "", gram, std::string("L"), true);
+  return out;
 }
 
 // y[:, j] = x[:, order[j]] * scale[order[j]]
@@ -116,9 +124,11 @@ inline bool svd_gram_narrow(const Tensor& given, Decomposed& out) {
   if (given.size(0) < 4 * given.size(1)) return false;
   const Tensor A = dense(given);
   const Tensor gram = gram_matrix(A);
-  if (!looks_narrow(gram)) return false;
+  const auto [mean, variance] = mean_and_variance<float>(gram);
+  if (!looks_narrow(mean, variance)) return false;
   const int64_t n = A.size(1);
-  const auto [values, basis] = eigen<float>(gram);
+  const auto [values, basis, by_lapack] = eigen<float>(gram, variance);
+  out.variant = by_lapack ? "gram_float32_lapack" : "gram_float32";
   const float* ascending = data<float>(values);
   if (!(ascending[n - 1] < kLargestCondition * kLargestCondition * ascending[0])) return false;
 
@@ -151,6 +161,7 @@ inline bool svdvals_gram(const Tensor& A, Decomposed& out) {
   const Tensor gram = gram_matrix(to_dtype(A, ScalarType::Double));
   std::vector<double> squares(n);
   if (!symmetric_values(data<double>(gram), n, squares.data())) return false;
+  out.variant = "gram";
   out.S = cpu::empty(&n, 1, A.scalar_type());
   std::transform(squares.rbegin(), squares.rend(), mutable_data<float>(out.S),
                  [](double x) { return float(std::sqrt(std::max(x, 0.0))); });
@@ -172,7 +183,9 @@ inline bool svd_gram(const Tensor& A, Decomposed& out) {
   const auto [least, most] = std::minmax_element(r, r + A.size(1));
   if (!(*least * kLargestCondition > *most)) return false;
 
-  const auto [values, basis] = eigen<double>(gram);
+  const auto [values, basis, by_lapack] =
+      eigen<double>(gram, mean_and_variance<double>(gram).second);
+  out.variant = by_lapack ? "gram_lapack" : "gram";
   const double* ascending = data<double>(values);
   const double condition = std::sqrt(ascending[A.size(1) - 1] / ascending[0]);
   if (!(condition < kLargestCondition)) return false;
