@@ -35,6 +35,11 @@ struct Constants<float> {
   static constexpr float kExp[] = {1.0f, 0.333331525f, 0.0833331049f, 0.0167264659f,
                                    0.00278525008f};
   static constexpr float kLog[] = {0.33333388f, 0.19988725f, 0.14937212f};
+  // 2 * 2^f for |f| <= 1/2, fits to 9e-8 and 2.6e-6
+  static constexpr float kTwice[] = {2.0f,        1.386294f,    0.48044485f,
+                                     0.11101467f, 0.019343026f, 0.0026529455f};
+  static constexpr float kTwiceCoarse[] = {1.99999852f, 1.38624363f, 0.480494896f, 0.111835721f,
+                                           0.0191402029f};
   static constexpr float kTailP[] = {0.500000002f, 0.435523395f, 0.181186458f, 0.0399437065f,
                                      0.0040142008f};
   static constexpr float kTailQ[] = {1.0f,         1.66893171f,  1.19398366f,
@@ -152,6 +157,18 @@ inline V exp(V x) {
 template <typename T>
 constexpr bool kCoarse = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
 
+// 2^(x * factor), 0 below the smallest normal number, given a fit of 2 * 2^f for |f| <= 1/2.
+template <size_t N>
+inline FloatVec power_of_two(FloatVec x, float factor, const float (&twice)[N]) {
+  using C = Constants<float>;
+  // with the bias, so that the low bits are the exponent of half the power
+  constexpr float kRound = C::kRound + C::kBias - 1;
+  const FloatVec shifted = x * factor + kRound;
+  const FloatVec f = x * factor - (shifted - kRound);
+  const auto half_power = bits_as<IntOf<FloatVec>>(shifted) << C::kMantissaBits;
+  return polynomial(f, twice) * bits_as<FloatVec>(half_power);
+}
+
 // exp(x) for results that are stored as T.
 template <typename T, typename V>
 inline V exp_as(V x) {
@@ -159,16 +176,8 @@ inline V exp_as(V x) {
     return exp(x);
   } else {
     using C = Constants<float>;
-    // 2 * 2^f for |f| <= 1/2, a minimax fit to 2.6e-6
-    constexpr float kTwice[] = {1.99999852f, 1.38624363f, 0.480494896f, 0.111835721f,
-                                0.0191402029f};
-    // with the bias, so that the low bits are the exponent of half the power of two
-    constexpr float kRound = C::kRound + C::kBias - 1;
     const V within = smaller(splat<V>(C::kExpInfinite), larger(splat<V>(C::kExpZero), x));
-    const V shifted = within * 1.44269504f + kRound;
-    const V f = within * 1.44269504f - (shifted - kRound);
-    const V half_power = bits_as<V>(bits_as<IntOf<V>>(shifted) << C::kMantissaBits);
-    return polynomial(f, kTwice) * half_power;
+    return power_of_two(within, 1.44269504f, C::kTwiceCoarse);
   }
 }
 
@@ -215,15 +224,17 @@ struct Normal {
   explicit Normal(V x) {
     using A = Lane<V>;
     using C = Constants<A>;
-    // there is no density beyond: the scale of exp is 0 there
+    // there is no density beyond: the power is 0 there
     const V a = smaller(splat<V>(std::is_same_v<A, float> ? A(13.23) : A(37.643)), magnitude(x));
-    const Exp<V> e(a * a * A(-0.5));
-    const V power = (2 + e.rest) * e.scale;
-    density = power * A(0.398942280401432677940);
+    constexpr A kAtZero = 0.398942280401432677940;
     V tail;
     if constexpr (std::is_same_v<A, float>) {
+      const V power = power_of_two(a * a, -0.72134752f, C::kTwice);
+      density = power * kAtZero;
       tail = power * polynomial(a, C::kTailP) / polynomial(a, C::kTailQ);
     } else {
+      const Exp<V> e(a * a * A(-0.5));
+      density = (2 + e.rest) * e.scale * kAtZero;
       const V t = 4 / (4 + a);
       tail = density * t * polynomial(a * t * A(0.25), C::kMills);
     }

@@ -33,7 +33,6 @@ SILU_FROM: int = policy("silu", "override")["values_from"]
 SILU_GRADIENT_FROM: int = policy("silu", "override")["gradient_from"]
 GELU_FROM: int = policy("gelu", "override")["values_from"]
 GELU_GRADIENT_FROM: int = policy("gelu", "override")["gradient_from"]
-GELU_EXACT_FROM: int = policy("gelu", "override")["exact_from"]
 SOFTMAX_FROM: int = policy("softmax", "override")["values_from"]
 SOFTMAX_GRADIENT_FROM: int = policy("softmax", "override")["gradient_from"]
 RMS_NORM_FROM: int = policy("rms_norm", "override")["values_from"]
@@ -89,7 +88,8 @@ def _make_gelu(original: Function) -> Function:
             and type(n := input.numel()) is int
             and n >= GELU_FROM
             and out is None
-            and _is_faster_gelu(input, approximate)
+            and approximate in ("none", "tanh")
+            and (n >= GELU_GRADIENT_FROM or not records(input))
             and may_replace("activations", input)
             and _keeps_order(input)
         ):
@@ -105,12 +105,6 @@ def _make_gelu(original: Function) -> Function:
         return original(*args, approximate=approximate, **named)
 
     return gelu
-
-
-def _is_faster_gelu(x: Tensor, approximate: Any) -> bool:
-    if approximate == "tanh":
-        return x.numel() >= GELU_GRADIENT_FROM or not records(x)
-    return approximate == "none" and x.dtype is not torch.float32 and x.numel() >= GELU_EXACT_FROM
 
 
 @replaces("softmax", (torch, "softmax"), (Tensor, "softmax"), (torch.special, "softmax"))

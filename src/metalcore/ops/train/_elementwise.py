@@ -35,7 +35,8 @@ def alike(op: str, **tensors: Tensor) -> tuple[Tensor, ...]:
 
 def are_alike(a: Tensor, b: Tensor) -> bool:
     """Whether `alike` has nothing to do."""
-    return a.shape == b.shape and a.dtype is b.dtype and a.dtype in FLOATS and a.is_cpu is b.is_cpu
+    dtype = a.dtype
+    return a.shape == b.shape and dtype is b.dtype and dtype in FLOATS and a.is_cpu is b.is_cpu
 
 
 def as_contiguous(dtype: torch.dtype, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,12 +35,11 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> hidden = metalcore.geglu(gate_proj(x), up_proj(x), approximate="tanh")
     """
+    if is_left_to_torch(gate, approximate) and are_alike(gate, up) and left_to_torch("geglu", gate):
+        if approximate == "tanh":
+            return _torch_gelu(gate, approximate="tanh") * up
+        return _torch_gelu(gate) * up
     tanh = is_tanh("geglu", approximate)
-    if are_alike(gate, up):
-        if is_left_to_torch(gate, approximate) and left_to_torch("geglu", gate):
-            return (_torch_gelu(gate, approximate="tanh") if tanh else _torch_gelu(gate)) * up
-        if gate.is_contiguous():
-            return _forward(gate, up, tanh)  # type: ignore[no-any-return]
     gate, up = alike("geglu", gate=gate, up=up)
     return in_memory_order(lambda gate, up: _forward(gate, up, tanh), gate, up)
 

@@ -21,12 +21,8 @@ from metalcore.ops.train._elementwise import (
 )
 
 _SMALL: int = policy("gelu", "cpu")["torch_below"]
-_LARGE: int = policy("gelu", "cpu")["torch_from"]
 # What F.gelu calls.
 _torch_gelu = torch._C._nn.gelu
-# For the exact GELU of this dtype torch calls another library, which takes longer than our call
-# for few values and less time for many.
-_OTHER = torch.float32
 _KINDS = ("none", "tanh")
 
 _forward = Op("gelu(Tensor x, bool tanh) -> Tensor", batched=True)
@@ -56,13 +52,13 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
             if approximate == "tanh":
                 if left_to_torch("gelu", x):
                     return _torch_gelu(x, approximate="tanh")
-            elif x.dtype is not _OTHER and approximate == "none" and left_to_torch("gelu", x):
+            elif (
+                x.dtype is not torch.float32 and approximate == "none" and left_to_torch("gelu", x)
+            ):
                 return _torch_gelu(x)
         except RuntimeError:
             expect_float("gelu", x=x)
             raise
-    elif _torch_is_ahead(x, approximate) and left_to_torch("gelu", x):
-        return _torch_gelu(x)
     tanh = is_tanh("gelu", approximate)
     if x.dtype not in FLOATS or not x.is_contiguous():
         (x,) = alike("gelu", x=x)
@@ -96,14 +92,10 @@ metal_gelu = gelu
 
 
 def is_left_to_torch(x: Tensor, approximate: str) -> bool:
-    """Whether x is small, unless torch calls the other library."""
-    return x.numel() < _SMALL and (x.dtype is not _OTHER or approximate == "tanh")
-
-
-def _torch_is_ahead(x: Tensor, approximate: str) -> bool:
-    """For the forward pass of the other library, 1.1x as fast as ours (AMD EPYC, one thread)."""
-    return (
-        x.dtype is _OTHER and x.numel() >= _LARGE and approximate == "none" and not x.requires_grad
+    """Whether x is small, unless it is float32: for that torch calls another library, which takes
+    longer than our call."""
+    return x.numel() < _SMALL and (
+        approximate == "tanh" or (approximate == "none" and x.dtype is not torch.float32)
     )
 
 
