@@ -108,7 +108,7 @@ def test_rows_are_renormalised_in_place() -> None:
 def test_an_index_out_of_range_is_named_and_nothing_is_written(backend: Backend) -> None:
     table = backend.randn(10, 8)
     before = table.clone()
-    for wrong in (10, -1):
+    for wrong in (10, -1, 2**63 - 1, -(2**63)):
         indices = torch.tensor([[1, 2], [wrong, 3]], device=backend.device)
         for settings in ({}, {"max_norm": 0.1}):
             with pytest.raises((IndexError, RuntimeError), match=f"index {wrong} .* 10 rows"):
