@@ -169,15 +169,15 @@ inline FloatVec power_of_two(FloatVec x, float factor, const float (&twice)[N]) 
   return polynomial(f, twice) * bits_as<FloatVec>(half_power);
 }
 
-// exp(x) for results that are stored as T.
-template <typename T, typename V>
-inline V exp_as(V x) {
+// exp(-x) for results that are stored as T. kFinite: x >= -88 is known.
+template <typename T, bool kFinite = false, typename V>
+inline V exp_minus_as(V x) {
   if constexpr (!kCoarse<T>) {
-    return exp(x);
+    return exp(-x);
   } else {
     using C = Constants<float>;
-    const V within = smaller(splat<V>(C::kExpInfinite), larger(splat<V>(C::kExpZero), x));
-    return power_of_two(within, 1.44269504f, C::kTwiceCoarse);
+    const V finite = kFinite ? x : larger(splat<V>(-C::kExpInfinite), x);
+    return power_of_two(smaller(splat<V>(-C::kExpZero), finite), -1.44269504f, C::kTwiceCoarse);
   }
 }
 

@@ -13,14 +13,14 @@ namespace metalcore::cpu {
 struct Silu {
   template <typename T, typename V>
   static V value(V x) {
-    return x / (1 + simd::exp_as<T>(-x));
+    return x / (1 + simd::exp_minus_as<T>(x));
   }
 
   template <typename T, typename V>
   static void value_and_slope(V x, V& value, V& slope) {
     // 1 - s = e s keeps its digits; e is finite, because nothing happens below the limit
     x = simd::larger(simd::splat<V>(-80), x);
-    const V e = simd::exp_as<T>(-x), s = 1 / (1 + e);
+    const V e = simd::exp_minus_as<T, true>(x), s = 1 / (1 + e);
     value = x * s;
     slope = s + value * (e * s);
   }
@@ -48,7 +48,7 @@ struct GeluTanh {
   template <typename T, typename V>
   static V value(V x) {
     using A = simd::Lane<V>;
-    return x / (1 + simd::exp_as<T>(-x * (x * x * A(kCubic) + A(kLinear))));
+    return x / (1 + simd::exp_minus_as<T>(x * (x * x * A(kCubic) + A(kLinear))));
   }
 
   template <typename T, typename V>
@@ -56,7 +56,7 @@ struct GeluTanh {
     using A = simd::Lane<V>;
     x = simd::larger(simd::splat<V>(-10), x);
     const V square = x * x;
-    const V e = simd::exp_as<T>(-x * (square * A(kCubic) + A(kLinear))), s = 1 / (1 + e);
+    const V e = simd::exp_minus_as<T, true>(x * (square * A(kCubic) + A(kLinear))), s = 1 / (1 + e);
     value = x * s;
     slope = s + value * (e * s) * (square * A(3 * kCubic) + A(kLinear));
   }
