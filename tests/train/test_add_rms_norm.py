@@ -31,7 +31,7 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], with_weight:
 
 
 # Row lengths at which the plan changes its kernel: by what a thread can keep, and by alignment.
-@pytest.mark.parametrize("n", [31, 65, 4099, 64, 1000, 16400])
+@pytest.mark.parametrize("n", [31, 65, 4099, 64, 1000, 16400, 33000])
 def test_every_variant(backend: Backend, n: int) -> None:
     for dtype in backend.dtypes:
         x, residual = backend.randn(2, n, dtype=dtype), backend.randn(2, n, dtype=dtype)

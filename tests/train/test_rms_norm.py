@@ -64,7 +64,7 @@ def test_outputs_past_the_caches_are_written_whole() -> None:
 
 
 # Row lengths at which plans change their kernel: by what a thread can keep, and by alignment.
-VARIANTS = (31, 65, 1025, 4099, 64, 260, 1000, 16400)
+VARIANTS = (31, 65, 1025, 4099, 64, 260, 1000, 16400, 33000)
 
 
 @pytest.mark.parametrize("n", VARIANTS)

@@ -31,7 +31,7 @@ struct norm_of_rows {
 
 // x[i]; where ADD is set x[i] + residual[i], as it is stored to sum[i].
 template <typename T, int WIDTH, bool ADD>
-inline typename chunk<T, WIDTH>::wide row_at(
+inline typename chunk<T, WIDTH>::stored row_at(
     device const typename chunk<T, WIDTH>::stored* x,
     device const typename chunk<T, WIDTH>::stored* residual,
     device typename chunk<T, WIDTH>::stored* sum,
@@ -43,12 +43,31 @@ inline typename chunk<T, WIDTH>::wide row_at(
     s = stored(wide(s) + wide(residual[i]));
     sum[i] = s;
   }
-  return wide(s);
+  return s;
 }
+
+// The mean of values that come one by one, and the sum of squares of their distances from it.
+struct running_moments {
+  float seen = 0.0f;
+  float mean = 0.0f;
+  float squares = 0.0f;
+
+  template <typename wide>
+  void add(wide v, int width) thread {
+    seen += float(width);
+    const wide off = v - mean;
+    mean += total(off) / seen;
+    squares += total(off * (v - mean));
+  }
+  // their squares from another center
+  float around(float center) const thread {
+    return squares + seen * (mean - center) * (mean - center);
+  }
+};
 
 // y, mean and rstd of the row `x` by `lanes` threads. Where ADD is set, the row is x + residual,
 // and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 64 floats.
-template <typename T, typename W, int WIDTH, bool ADD>
+template <typename T, typename W, int WIDTH, int KEPT, bool ADD>
 inline void layer_norm_row(
     device const typename chunk<T, WIDTH>::stored* x,
     device const typename chunk<T, WIDTH>::stored* residual,
@@ -63,43 +82,40 @@ inline void layer_norm_row(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   const long n = norm.n;
-  const long rest = lane + KEEP * long(lanes);
 
-  wide kept[KEEP];
+  stored kept[KEPT];
   float whole = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < KEPT; ++k) {
     const long i = lane + k * long(lanes);
-    kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : wide(0.0f);
-    whole += total(kept[k]);
+    kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : stored(0.0f);
+    whole += total(wide(kept[k]));
   }
-  for (long i = rest; i < n; i += lanes) {
-    whole += total(row_at<T, WIDTH, ADD>(x, residual, sum, i));
+  running_moments rest;
+  for (long i = lane + KEPT * long(lanes); i < n; i += lanes) {
+    rest.add(wide(row_at<T, WIDTH, ADD>(x, residual, sum, i)), WIDTH);
   }
+  whole += rest.seen * rest.mean;
   const float m = threadgroup_sum(whole, scratch, lane, lanes) / float(n * WIDTH);
 
-  float squares = 0.0f;
+  float squares = rest.around(m);
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
-    kept[k] -= m;
-    squares += lane + k * long(lanes) < n ? total(kept[k] * kept[k]) : 0.0f;
-  }
-  for (long i = rest; i < n; i += lanes) {
-    const wide v = wide(ADD ? sum[i] : x[i]) - m;
-    squares += total(v * v);
+  for (int k = 0; k < KEPT; ++k) {
+    const wide v = wide(kept[k]) - m;
+    squares += lane + k * long(lanes) < n ? total(v * v) : 0.0f;
   }
   // the other half of scratch, because a thread may still read the first one
   squares = threadgroup_sum(squares, scratch + 32, lane, lanes);
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + norm.eps);
 
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < KEPT; ++k) {
     const long i = lane + k * long(lanes);
     if (i < n) {
-      y[i] = stored(norm.template scaled<wide>(kept[k] * r, i));
+      y[i] = stored(norm.template scaled<wide>((wide(kept[k]) - m) * r, i));
     }
   }
-  for (long i = rest; i < n; i += lanes) {
+  for (long i = lane + KEPT * long(lanes); i < n; i += lanes) {
     y[i] = stored(norm.template scaled<wide>((wide(ADD ? sum[i] : x[i]) - m) * r, i));
   }
   if (lane == 0) {

@@ -43,6 +43,11 @@ class RowShare:
         """The name that kernels of these dtypes end in."""
         return "_".join([*(MSL_TYPE[d] for d in dtypes), str(self.width)])
 
+    def norm_variant(self, x: torch.dtype, weight: torch.dtype) -> str:
+        """The same for norms, which keep rows as they are stored: half types fit without more."""
+        more = self.is_long and x == torch.float32 and self.width == 4
+        return ("long_" if more else "") + self.variant(x, weight)
+
     def grid(self, rows: int) -> tuple[Size, Size]:
         """The threads of `rows` rows, and of a group."""
         group = self.lanes * min(self.rows, rows)

@@ -2,11 +2,12 @@
 // sum = x + residual,  y = (sum - mean) * rstd * weight + bias
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEEP chunks of WIDTH values each; longer rows are read again. Lengths are in chunks.
+// registers, KEPT chunks of WIDTH values each, and read the rest of a long row again. Lengths are
+// in chunks.
 
 #include "layer_norm.h"
 
-template <typename T, typename W, int WIDTH>
+template <typename T, typename W, int WIDTH, int KEPT>
 kernel void add_layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
@@ -30,9 +31,9 @@ kernel void add_layer_norm(
     return;
   }
   const norm_of_rows<W, WIDTH> norm = {weight, bias, n, eps, has_weight, has_bias};
-  layer_norm_row<T, W, WIDTH, true>(
+  layer_norm_row<T, W, WIDTH, KEPT, true>(
       x + row * n, residual + row * n, y + row * n, sum + row * n, mean + row, rstd + row, norm,
       scratch, in_group % uint(lanes), uint(lanes));
 }
 
-INSTANTIATE_TYPES(add_layer_norm)
+INSTANTIATE_NORMS(add_layer_norm)

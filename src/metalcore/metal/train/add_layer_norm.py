@@ -34,7 +34,7 @@ def plan_forward(
     launch = Launch(
         "train/add_layer_norm.metal",
         "add_layer_norm",
-        share.variant(x.dtype, dtype),
+        share.norm_variant(x.dtype, dtype),
         (x, residual, w, b, y, total, mean, rstd, rows, share.chunks, share.lanes, eps, *has),
         threads=threads,
         group=group,

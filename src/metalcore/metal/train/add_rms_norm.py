@@ -63,7 +63,7 @@ def _plan(
     launch = Launch(
         FILE,
         "add_rms_norm",
-        row.variant(x.dtype, w.dtype),
+        row.norm_variant(x.dtype, w.dtype),
         (x, residual, w, y, total, rstd, row.chunks, eps, weight_offset, int(weight is not None)),
         threads=(rstd.numel() * row.lanes, 1, 1),
         group=(row.lanes, 1, 1),

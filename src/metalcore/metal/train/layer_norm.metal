@@ -2,11 +2,12 @@
 // y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEEP chunks of WIDTH values each; longer rows are read again. Lengths are in chunks.
+// registers, KEPT chunks of WIDTH values each, and read the rest of a long row again. Lengths are
+// in chunks.
 
 #include "layer_norm.h"
 
-template <typename T, typename W, int WIDTH>
+template <typename T, typename W, int WIDTH, int KEPT>
 kernel void layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -28,9 +29,9 @@ kernel void layer_norm(
     return;
   }
   const norm_of_rows<W, WIDTH> norm = {weight, bias, n, eps, has_weight, has_bias};
-  layer_norm_row<T, W, WIDTH, false>(
+  layer_norm_row<T, W, WIDTH, KEPT, false>(
       x + row * n, x, y + row * n, y, mean + row, rstd + row, norm, scratch, in_group % uint(lanes),
       uint(lanes));
 }
 
-INSTANTIATE_TYPES(layer_norm)
+INSTANTIATE_NORMS(layer_norm)

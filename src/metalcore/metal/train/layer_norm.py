@@ -40,7 +40,7 @@ def plan_forward(
     launch = Launch(
         "train/layer_norm.metal",
         "layer_norm",
-        share.variant(x.dtype, dtype),
+        share.norm_variant(x.dtype, dtype),
         (x, w, b, y, mean, rstd, rows, share.chunks, share.lanes, eps, *has),
         threads=threads,
         group=group,

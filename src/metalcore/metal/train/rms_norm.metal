@@ -3,10 +3,10 @@
 // dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
 // dweight[i] = sum_r dy[r, i] * x[r, i] * rstd[r]
 //
-// The threads of a row keep KEEP chunks of WIDTH values each in registers, and read the rest of a
-// long row again. Lengths are counted in chunks.
-// Forward: one simdgroup or one threadgroup per row. Backward: one threadgroup per block of rows,
-// which also sums the block's share of dweight; rms_norm_dweight adds up the shares in order.
+// The threads of a row keep KEEP or KEPT chunks of WIDTH values each in registers, and read the
+// rest of a long row again. Lengths are counted in chunks. Forward: one simdgroup or one
+// threadgroup per row. Backward: one threadgroup per block of rows, which also sums the block's
+// share of dweight; rms_norm_dweight adds up the shares in order.
 
 #include "norm.h"
 
@@ -61,7 +61,7 @@ kernel void rms_norm_simdgroup(
 }
 
 // One threadgroup per row.
-template <typename T, typename W, int WIDTH>
+template <typename T, typename W, int WIDTH, int KEPT>
 kernel void rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -80,15 +80,15 @@ kernel void rms_norm(
   x += row * n;
   y += row * n;
 
-  wide kept[KEEP];
+  stored kept[KEPT];
   float sum = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < KEPT; ++k) {
     const long i = lane + k * lanes;
-    kept[k] = i < n ? wide(x[i]) : wide(0.0f);
-    sum += total(kept[k] * kept[k]);
+    kept[k] = i < n ? x[i] : stored(0.0f);
+    sum += total(wide(kept[k]) * wide(kept[k]));
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
     const wide v = wide(x[i]);
     sum += total(v * v);
   }
@@ -96,13 +96,13 @@ kernel void rms_norm(
 
   const float r = 1.0f / precise::sqrt(sum / float(n * WIDTH) + eps);
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < KEPT; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      y[i] = stored(kept[k] * r * scale_at<wide>(weight, has_weight, offset, i));
+      y[i] = stored(wide(kept[k]) * r * scale_at<wide>(weight, has_weight, offset, i));
     }
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
     y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
   }
   if (lane == 0) {
@@ -227,7 +227,7 @@ kernel void rms_norm_dweight(
 }
 
 INSTANTIATE_TYPES(rms_norm_simdgroup)
-INSTANTIATE_TYPES(rms_norm)
+INSTANTIATE_NORMS(rms_norm)
 INSTANTIATE_TYPES(rms_norm_backward)
 
 #define INSTANTIATE_DWEIGHT(W)                      \

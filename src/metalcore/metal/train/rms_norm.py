@@ -55,7 +55,7 @@ def plan_forward(
         launch = Launch(
             FILE,
             "rms_norm",
-            row.variant(x.dtype, w.dtype),
+            row.norm_variant(x.dtype, w.dtype),
             (x, w, y, rstd, row.chunks, eps, weight_offset, has_weight),
             threads=(rows * row.lanes, 1, 1),
             group=(row.lanes, 1, 1),

@@ -120,7 +120,7 @@ kernel void softmax(
   }
 }
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, int REGISTERS>
 kernel void softmax_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* y [[buffer(1)]],
@@ -143,32 +143,35 @@ kernel void softmax_backward(
   y += row * n;
   dx += row * n;
 
-  wide g[KEEP];
-  wide p[KEEP];
+  // as they are stored: half types take a register for two
+  constexpr int keep =
+      REGISTERS > 4 * KEEP ? (sizeof(T) == 2 ? REGISTERS : 4 * KEEP) / WIDTH : KEEP;
+  stored g[keep];
+  stored p[keep];
   float dot = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
-    g[k] = i < n ? wide(dy[i]) : wide(0.0f);
-    p[k] = i < n ? wide(y[i]) : wide(0.0f);
-    dot += total(g[k] * p[k]);
+    g[k] = i < n ? dy[i] : stored(0.0f);
+    p[k] = i < n ? y[i] : stored(0.0f);
+    dot += total(wide(g[k]) * wide(p[k]));
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
     dot += total(wide(dy[i]) * wide(y[i]));
   }
   dot = threadgroup_sum(dot, scratch, lane, uint(lanes));
 
 #pragma unroll
-  for (int k = 0; k < KEEP; ++k) {
+  for (int k = 0; k < keep; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      dx[i] = stored(p[k] * (g[k] - dot) * scale);
+      dx[i] = stored(wide(p[k]) * (wide(g[k]) - dot) * scale);
     }
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+  for (long i = lane + keep * lanes; i < n; i += lanes) {
     dx[i] = stored(wide(y[i]) * (wide(dy[i]) - dot) * scale);
   }
 }
 
 INSTANTIATE_ROWS(softmax)
-INSTANTIATE_WIDTHS(softmax_backward)
+INSTANTIATE_ROWS(softmax_backward)

@@ -33,8 +33,7 @@ def plan_forward(
     numbers = (scale, int(causal), int(mask is not None), b, c)
     args = (x, m, y, x.numel() // x.shape[-1], share.chunks, share.lanes, *numbers)
     steps = (s * share.chunks for s in strides)
-    variant = ("long_" if share.is_long else "") + share.variant(x.dtype)
-    return [_launch("softmax", variant, x, share, (*args, *steps))], y
+    return [_launch("softmax", x, share, (*args, *steps))], y
 
 
 @metal_kernel("softmax_backward")
@@ -47,12 +46,11 @@ def plan_backward(policy: Values, dy: Tensor, y: Tensor, scale: float) -> Planne
         return [], dx
     share = RowShare.of(y.shape[-1], (dy, y), policy)
     args = (dy, y, dx, y.numel() // y.shape[-1], share.chunks, share.lanes, scale)
-    return [_launch("softmax_backward", share.variant(y.dtype), y, share, args)], dx
+    return [_launch("softmax_backward", y, share, args)], dx
 
 
-def _launch(
-    function: str, variant: str, x: Tensor, share: RowShare, args: tuple[Any, ...]
-) -> Launch:
+def _launch(function: str, x: Tensor, share: RowShare, args: tuple[Any, ...]) -> Launch:
+    variant = ("long_" if share.is_long else "") + share.variant(x.dtype)
     threads, group = share.grid(x.numel() // x.shape[-1])
     return Launch(FILE, function, variant, args, threads=threads, group=group)
 
