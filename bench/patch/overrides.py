@@ -133,8 +133,12 @@ def _matrices(op: str) -> str:
     """In words, what `[override]` of a function of torch.linalg says."""
     p = policy(op, "override")
     text = f"{p['batch_from']} matrices and {p['values_from']} values, up to {p['side_up_to']} rows"
-    alone = f"; one float32 matrix of {p['alone_from']} rows and twice the columns"
-    return text + (alone if p["alone_from"] else "")
+    alone = {
+        "alone_from": "float32 matrix of {} rows and twice the columns",
+        "alone_square_from": "float32 matrix of {} rows",
+        "alone_double_from": "float64 matrix of {} rows",
+    }
+    return "; one ".join([text, *(words.format(p[k]) for k, words in alone.items() if k in p)])
 
 
 def _describe() -> dict[str, str]:
@@ -147,11 +151,7 @@ def _describe() -> dict[str, str]:
         "layer_norm": "{values_from} values, {half_from} in 16 bits".format(**p["layer_norm"]),
         "cross_entropy": "{values_from} logits, {classes_from} classes".format(**loss),
         "embedding_bag": "{indices_from} indices, {gradient_from} with a gradient".format(**bag),
-        **{
-            op: _matrices(op)
-            for op in ("solve", *(d[0] for d in _decompositions if d[0] != "svdvals"))
-        },
-        "svdvals": _matrices("svd"),
+        **{op: _matrices(op) for op in ("solve", *(d[0] for d in _decompositions))},
         "lstsq": _matrices("lstsq"),
         "adamw": "always, but for 16-bit parameters and fused=True",
     }

@@ -353,3 +353,39 @@ def test_sizes_for_which_torch_is_ahead_are_torchs() -> None:
     assert ops_of(lambda: F.silu(torch.randn(64, 1024))) == {"silu"}
     assert ops_of(lambda: torch.linalg.qr(torch.randn(100, 8, 8))) == {"qr"}
     assert ops_of(lambda: torch.linalg.svd(torch.randn(600, 260), full_matrices=False)) == {"svd"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "taken"),
+    [
+        ("eigvalsh", (128, 128), torch.float32, True),
+        ("eigvalsh", (127, 127), torch.float32, False),
+        ("eigvalsh", (256, 256), torch.float64, True),
+        ("eigvalsh", (255, 255), torch.float64, False),
+        ("eigh", (256, 256), torch.float32, False),
+        ("svdvals", (128, 130), torch.float32, True),
+        ("svdvals", (130, 64), torch.float32, True),
+        ("svdvals", (127, 127), torch.float32, False),
+        ("svdvals", (256, 256), torch.float64, False),
+        ("svd", (256, 512), torch.float32, True),
+        ("svd", (256, 500), torch.float32, False),
+    ],
+)
+def test_single_large_matrices(
+    name: str, shape: tuple[int, int], dtype: torch.dtype, taken: bool
+) -> None:
+    A = torch.randn(shape, dtype=dtype)
+    A = A + A.mT if name.startswith("eig") else A
+    decompose = getattr(torch.linalg, name)
+    truth = decompose(A.double())
+    metalcore.enable_pytorch_overrides()
+    decompose = getattr(torch.linalg, name)
+    assert ops_of(lambda: decompose(A)) == ({name} if taken else set())
+    found = decompose(A)
+    if name in ("svdvals", "eigvalsh"):
+        assert error(found, truth) <= tolerance(name, dtype, max(shape))
+        assert ops_of(lambda: decompose(A.requires_grad_())) == set()
+    if taken:
+        # the words are torch's
+        with pytest.raises(torch.linalg.LinAlgError, match=f"linalg.{name[:3]}"):
+            decompose(A.detach().index_fill(0, torch.tensor([3]), torch.nan))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What takes the place of torch.linalg's decompositions and solvers.
 
-Batches of small matrices are taken, and single large ones where a kernel has an algorithm for them.
+Batches of small matrices are taken, and single large ones on the CPU where a kernel has an
+algorithm for them.
 A matrix that has no result (singular, not positive definite, NaN) sends the call back to torch,
 which then raises its own error or returns what it returns. To know, the CPU waits for a GPU, as
 torch does too, but for the functions ..._ex: these are taken on the CPU alone.
@@ -48,12 +49,22 @@ class Limits(NamedTuple):
     values_from: int
     side_up_to: int
     side_per_matrix: int
-    alone_from: int
+    # single matrices, by their shorter side: float32 with one side twice the other, other float32
+    # ones, float64; 0 for none
+    alone_from: int = 0
+    alone_square_from: int = 0
+    alone_double_from: int = 0
+
+    @property
+    def takes_single_ones(self) -> bool:
+        return any((self.alone_from, self.alone_square_from, self.alone_double_from))
 
 
 LIMITS = {
     name: Limits(**policy(name, "override"))
-    for name in ("cholesky", "eigh", "eigvalsh", "inv", "lstsq", "pinv", "qr", "solve", "svd")
+    for name in (
+        *("cholesky", "eigh", "eigvalsh", "inv", "lstsq", "pinv", "qr", "solve", "svd", "svdvals"),
+    )
 }
 SCOPE = {
     "ABSENT": ABSENT,
@@ -70,7 +81,10 @@ def _is_worth_it(name: str, A: Tensor) -> bool:
     side = max(m, n)
     if not batch:
         short = min(m, n)
-        return short >= limits.alone_from > 0 and side >= 2 * short and A.dtype is torch.float32
+        least = limits.alone_from if side >= 2 * short else limits.alone_square_from
+        if A.dtype is torch.float64:
+            least = limits.alone_double_from
+        return 0 < least <= short and A.is_cpu
     values = A.numel()
     return (
         values >= limits.values_from
@@ -111,7 +125,7 @@ def _replaces(limits: str, *places: tuple[Any, str], takes: str) -> Callable[[Fu
     source = _SOURCE.format(
         A=A,
         rest=", ".join(rest),
-        rank=2 if LIMITS[limits].alone_from else 3,
+        rank=2 if LIMITS[limits].takes_single_ones else 3,
         parameters=re.sub(r"(\w+)", r"\1=ABSENT", takes),
         named=" is ".join(rest[second:]),
         plain=f"original({A}) if {rest[0]} is ABSENT else original({A}, {rest[0]})"
@@ -238,7 +252,12 @@ def _(A: Tensor, UPLO: Any = "L") -> Any:
     if not _is_square(A) or UPLO not in ("L", "U"):
         return NotImplemented
     # the gradient needs the vectors
-    L, *_, info = (_eigh if records(A) else _eigvalsh)(A, UPLO == "U")
+    if records(A):
+        if A.dim() == 2:
+            return NotImplemented
+        L, _, info = _eigh(A, UPLO == "U")
+    else:
+        L, info = _eigvalsh(A, UPLO == "U")
     return _unless_failed(L, info)
 
 
@@ -250,9 +269,11 @@ def _(A: Tensor, full_matrices: Any = True) -> Any:
     return _unless_failed(_types.linalg_svd((U, S, V.mT)), info)
 
 
-@_replaces("svd", (torch.linalg, "svdvals"), takes="A, *, driver, out")
+@_replaces("svdvals", (torch.linalg, "svdvals"), takes="A, *, driver, out")
 def _(A: Tensor) -> Any:
     if records(A):
+        if A.dim() == 2:
+            return NotImplemented
         _, S, _, info = _svd(A, False)
     else:
         S, info = _svdvals(A)
