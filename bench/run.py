@@ -105,7 +105,8 @@ def run(
         markdown: print the table of docs/overrides.md and nothing else; for `patch`.
 
     Returns:
-        0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing.
+        0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing; 130 if it
+        was interrupted, after a report of what was measured before.
     """
     console = Console()
     try:
@@ -119,7 +120,7 @@ def run(
         torch.set_num_threads(threads)
     device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
     machine = _machine(device)
-    limits, rows = _measure(benches, device, console)
+    limits, rows, interrupted = _measure(benches, device, console)
     if json is not None:
         content = {
             "machine": vars(machine),
@@ -142,23 +143,32 @@ def run(
     for file in (json, html):
         if file is not None:
             console.print(f"wrote {file}", highlight=False)
+    if interrupted:
+        Console(stderr=True).print("interrupted: the report is not complete", style="red")
+        return 130
     return 1 if any(isinstance(row.ms, str) for row in rows) else 0
 
 
-def _measure(benches: Sequence[Bench], device: str, console: Console) -> tuple[Limits, list[Row]]:
+def _measure(
+    benches: Sequence[Bench], device: str, console: Console
+) -> tuple[Limits, list[Row], bool]:
+    """The limits, the rows, and whether an interrupt ended it early."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         todo = cases(benches)
         task = progress.add_task("limits", total=len(WORKING_SETS) + 1 + len(todo))
         limits = measure(device, lambda: progress.advance(task))
-        rows = []
-        for case in todo:
-            dtype = str(case.dtype).removeprefix("torch.")
-            label = f"{case.bench.title} {case.shape} {dtype}"
-            progress.update(task, description=label)
-            rows += run_case(case, device, limits)
-            progress.advance(task)
-    return limits, rows
+        rows: list[Row] = []
+        try:
+            for case in todo:
+                dtype = str(case.dtype).removeprefix("torch.")
+                label = f"{case.bench.title} {case.shape} {dtype}"
+                progress.update(task, description=label)
+                rows += run_case(case, device, limits)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            return limits, rows, True
+    return limits, rows, False
 
 
 @dataclass(frozen=True)

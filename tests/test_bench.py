@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,6 +160,27 @@ def test_a_wrong_result_ends_with_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (wrong,)})
     monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
     assert run.run([]) == 1
+
+
+@pytest.mark.parametrize("measured", [0, 2])
+def test_an_interrupt_keeps_what_was_measured(
+    measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def run_some(*given: Any) -> list[harness.Row]:
+        calls.append(given)
+        if len(calls) > measured:
+            raise KeyboardInterrupt
+        return run_case(*given)
+
+    sweep = [{"rows": 3, "n": n} for n in (8, 16, 64)]
+    monkeypatch.setattr(run, "available", lambda: {"train/rms_norm": (_bench(sweep=sweep),)})
+    monkeypatch.setattr(run, "measure", lambda *_, **__: LIMITS)
+    monkeypatch.setattr(run, "run_case", run_some)
+    assert run.run([], tmp_path / "b.json", tmp_path / "b.html") == 130
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert len({row["shape"] for row in rows}) == measured
 
 
 def test_the_simulator_counts_what_kernels_move() -> None:

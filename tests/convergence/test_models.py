@@ -57,3 +57,16 @@ def test_bfloat16_learns_no_worse(model: type[Model]) -> None:
     # losses are rounded to bfloat16: a mean over 20 of them is known to half an eps over sqrt(20)
     margin = 0.5 * torch.finfo(torch.bfloat16).eps / (2 * LAST) ** 0.5
     assert fmean(last["ours"]) <= (1 + margin) * fmean(last["plain"])
+
+
+@each_model
+def test_compiled_by_inductor_it_learns_the_same(
+    model: type[Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, vocabulary = batches(5, 2, 16, "cpu")
+    size = Size(vocabulary, 32, 2, 16, layers=1)
+    expected = train(model(OURS, size, 0, torch.float32), data, LR, WARMUP)
+    compiled = model(OURS, size, 0, torch.float32)
+    monkeypatch.setattr(compiled, "loss", torch.compile(compiled.loss, fullgraph=True))
+    found = train(compiled, data, LR, WARMUP)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
