@@ -60,6 +60,34 @@ def expect_same_dtype(op: str, **tensors: Tensor) -> None:
         raise TypeError(f"{op}: all of these must have one dtype, got {found}; convert with .to()")
 
 
+def expect_sum_of_rows(op: str, x: Tensor, residual: Tensor, **weights: Tensor | None) -> None:
+    """x and residual are [..., n] of one dtype, each weight is [n].
+
+    All at once first: one check after the other takes 8 us, as long as the kernel for one row.
+    """
+    dtype, device, size = x.dtype, x.device, x.shape
+    row = size[-1:]
+    if (
+        dtype in FLOATS
+        and residual.dtype is dtype
+        and residual.device == device
+        and row
+        and residual.shape == size
+        and all(
+            w is None or (w.shape == row and w.dtype in FLOATS and w.device == device)
+            for w in weights.values()
+        )
+    ):
+        return
+    expect_rank(op, x, 1)
+    expect_float(op, x=x, residual=residual, **weights)
+    expect_same_device(op, x=x, residual=residual, **weights)
+    expect_same_dtype(op, x=x, residual=residual)
+    expect_shape(op, "residual", residual, size)
+    for name, w in weights.items():
+        expect_shape(op, name, w, row)
+
+
 def expect_shape(op: str, name: str, x: Tensor | None, size: Sequence[int]) -> None:
     if x is not None and list(x.shape) != list(size):
         raise ValueError(f"{op}: {name} must have the shape {list(size)}, got {shape(x)}")

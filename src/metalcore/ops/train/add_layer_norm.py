@@ -6,20 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import (
-    expect_float,
-    expect_positive,
-    expect_rank,
-    expect_same_device,
-    expect_same_dtype,
-    expect_shape,
-)
+from metalcore._check import expect_positive, expect_sum_of_rows
 from metalcore._op import Example, Op, accumulate
+from metalcore._policy import policy
 from metalcore._trace import left_to_torch
-from metalcore.ops.train.layer_norm import SMALL, gradient_of_norm, normalise
+from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
-# of others, the sum is rounded before torch normalises it
-_AS_SUMS = (torch.float32, torch.float64)
+_KNOBS = policy("add_layer_norm", "cpu")
+# values below which torch is ahead
+_SMALL = dict.fromkeys((torch.float32, torch.float64), _KNOBS["torch_below"])
+_SMALL |= dict.fromkeys((torch.float16, torch.bfloat16), _KNOBS["torch_below_half"])
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
@@ -49,8 +45,7 @@ def add_layer_norm(
     """
     if (
         eps > 0
-        and x.numel() < SMALL
-        and x.dtype in _AS_SUMS
+        and x.numel() < _SMALL.get(x.dtype, 0)
         and x.shape == residual.shape
         and x.dtype is residual.dtype
         and (weight is None or weight.ndim == 1)
@@ -93,13 +88,7 @@ def fused_add_layernorm(
 def _checked(
     op: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    expect_rank(op, x, 1)
-    expect_float(op, x=x, residual=residual, weight=weight, bias=bias)
-    expect_same_device(op, x=x, residual=residual, weight=weight, bias=bias)
-    expect_same_dtype(op, x=x, residual=residual)
-    expect_shape(op, "residual", residual, x.shape)
-    expect_shape(op, "weight", weight, x.shape[-1:])
-    expect_shape(op, "bias", bias, x.shape[-1:])
+    expect_sum_of_rows(op, x, residual, weight=weight, bias=bias)
     expect_positive(op, eps=eps)
     return _forward(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
 

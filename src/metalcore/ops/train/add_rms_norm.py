@@ -6,13 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import (
-    expect_float,
-    expect_rank,
-    expect_same_device,
-    expect_same_dtype,
-    expect_shape,
-)
+from metalcore._check import expect_sum_of_rows
 from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train.rms_norm import gradient_of_norm, normalise, resolve_eps
 
@@ -46,10 +40,9 @@ def add_rms_norm(
     Example:
         >>> hidden, residual = metalcore.add_rms_norm(attention_output, residual, weight, 1e-6)
     """
-    _expect_alike("add_rms_norm", x, residual, weight)
-    y, total, _ = _forward(
-        x, residual, weight, resolve_eps("add_rms_norm", x, eps), float(weight_offset)
-    )
+    expect_sum_of_rows("add_rms_norm", x, residual, weight=weight)
+    eps = resolve_eps("add_rms_norm", x, eps)
+    y, total, _ = _forward(x, residual, weight, eps, float(weight_offset))
     return y, total
 
 
@@ -73,7 +66,7 @@ def fused_add_rmsnorm(
         >>> hidden, rstd = metalcore.fused_add_rmsnorm(attention_output, residual, weight)
     """
     op = "fused_add_rmsnorm"
-    _expect_alike(op, input, residual, weight)
+    expect_sum_of_rows(op, input, residual, weight=weight)
     args = (input, residual, weight, resolve_eps(op, input, eps), 0.0)
     recorded = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (input, residual, weight)
@@ -85,15 +78,6 @@ def fused_add_rmsnorm(
     else:
         y, rstd = _in_place(*args)
     return y, rstd
-
-
-def _expect_alike(op: str, x: Tensor, residual: Tensor, weight: Tensor | None) -> None:
-    expect_rank(op, x, 1)
-    expect_float(op, x=x, residual=residual, weight=weight)
-    expect_same_device(op, x=x, residual=residual, weight=weight)
-    expect_same_dtype(op, x=x, residual=residual)
-    expect_shape(op, "residual", residual, x.shape)
-    expect_shape(op, "weight", weight, x.shape[-1:])
 
 
 @_forward.reference
