@@ -67,17 +67,12 @@ def expect_sum_of_rows(op: str, x: Tensor, residual: Tensor, **weights: Tensor |
     """
     dtype, device, size = x.dtype, x.device, x.shape
     row = size[-1:]
-    if (
-        dtype in FLOATS
-        and residual.dtype is dtype
-        and residual.device == device
-        and row
-        and residual.shape == size
-        and all(
-            w is None or (w.shape == row and w.dtype in FLOATS and w.device == device)
-            for w in weights.values()
-        )
-    ):
+    right = x.dim() > 0 and dtype in FLOATS and residual.dtype is dtype
+    right = right and residual.shape == size and residual.device == device
+    for w in weights.values():
+        if w is not None:
+            right = right and w.shape == row and w.dtype in FLOATS and w.device == device
+    if right:
         return
     expect_rank(op, x, 1)
     expect_float(op, x=x, residual=residual, **weights)

@@ -6,16 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_positive, expect_sum_of_rows
+from metalcore._check import FLOATS, expect_positive, expect_sum_of_rows
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
 from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
+_WIDE = (torch.float32, torch.float64)
 _KNOBS = policy("add_layer_norm", "cpu")
 # values below which torch is ahead
-_SMALL = dict.fromkeys((torch.float32, torch.float64), _KNOBS["torch_below"])
-_SMALL |= dict.fromkeys((torch.float16, torch.bfloat16), _KNOBS["torch_below_half"])
+_SMALL: dict[torch.dtype, int] = {
+    t: _KNOBS["torch_below" if t in _WIDE else "torch_below_half"] for t in FLOATS
+}
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"

@@ -40,6 +40,8 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
             return _torch_gelu(gate, approximate="tanh") * up
         return _torch_gelu(gate) * up
     tanh = is_tanh("geglu", approximate)
+    if gate.is_contiguous() and are_alike(gate, up):
+        return _forward(gate, up, tanh)  # type: ignore[no-any-return]
     gate, up = alike("geglu", gate=gate, up=up)
     return in_memory_order(lambda gate, up: _forward(gate, up, tanh), gate, up)
 

@@ -35,8 +35,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Example:
         >>> hidden = metalcore.swiglu(gate_proj(x), up_proj(x))
     """
-    if gate.numel() < _SMALL and are_alike(gate, up) and left_to_torch("swiglu", gate):
-        return _torch_silu(gate) * up
+    if are_alike(gate, up):
+        if gate.numel() < _SMALL and left_to_torch("swiglu", gate):
+            return _torch_silu(gate) * up
+        if gate.is_contiguous():
+            return _forward(gate, up)  # type: ignore[no-any-return]
     return in_memory_order(_forward, *alike("swiglu", gate=gate, up=up))
 
 
