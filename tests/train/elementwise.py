@@ -33,7 +33,7 @@ LARGE = (530, 2000)
 def check_equals_torch(op: str, ours: Function, theirs: Function, inputs: int) -> None:
     """Small and large, contiguous and not: torch's values, dtype and layout, and its gradient."""
     for dtype in FLOATS:
-        for size in ((5, 8, 9), (2, 3, 41, 70)):
+        for size in ((5, 8, 9), (2, 3, 81, 70)):
             args = [torch.randn(size).to(dtype) for _ in range(inputs)]
             layouts: list[Callable[[Tensor], Tensor]] = [
                 lambda x: x,
@@ -77,6 +77,20 @@ def check_path(op: str, ours: Function, inputs: int, small: str = "torch") -> No
         assert names == ([op] if path == "torch" else [op, f"{op}_backward"])
         assert {r.path.split(":")[0] for r in t.records} == {path}
         assert {r.variant for r in t.records} == variants
+
+
+def check_torch_takes_more_with_a_gradient(
+    op: str, ours: Function, inputs: int, values: int, dtype: torch.dtype = torch.float32
+) -> None:
+    """So many values go to the kernel, or to torch where a gradient is recorded, of any input."""
+    for recorded in (None, *range(inputs)):
+        args = [torch.randn(values).to(dtype).requires_grad_(i == recorded) for i in range(inputs)]
+        with metalcore.trace() as t:
+            ours(*args)
+            with torch.no_grad():
+                ours(*args)
+        paths = [r.path.split(":")[0] for r in t.records]
+        assert paths == ["cpu" if recorded is None else "torch", "cpu"], (op, recorded)
 
 
 def check_hard_values(backend: Backend, ours: Function, theirs: Function, inputs: int) -> None:

@@ -49,6 +49,11 @@ def test_small_inputs_go_to_torch() -> None:
     elementwise.check_path("geglu", partial(metalcore.geglu, approximate="tanh"), 2)
 
 
+def test_torch_takes_more_with_a_gradient() -> None:
+    tanh = partial(metalcore.geglu, approximate="tanh")
+    elementwise.check_torch_takes_more_with_a_gradient("geglu", tanh, 2, 5000)
+
+
 def test_hard_values_give_what_torch_gives(backend: Backend) -> None:
     for ours, theirs in PAIRS:
         elementwise.check_hard_values(

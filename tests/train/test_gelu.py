@@ -49,6 +49,13 @@ def test_small_exact_float32_goes_to_the_kernel() -> None:
     elementwise.check_path("gelu", metalcore.gelu, 1, small="cpu")
 
 
+def test_torch_takes_more_with_a_gradient() -> None:
+    tanh = {"approximate": "tanh"}
+    for op, ours, inputs in (("gelu", metalcore.gelu, 1), ("bias_gelu", metalcore.bias_gelu, 2)):
+        elementwise.check_torch_takes_more_with_a_gradient(op, partial(ours, **tanh), inputs, 5000)
+        elementwise.check_torch_takes_more_with_a_gradient(op, ours, inputs, 10000, torch.bfloat16)
+
+
 def test_hard_values_give_what_torch_gives(backend: Backend) -> None:
     for ours, theirs in PAIRS:
         elementwise.check_hard_values(backend, ours, theirs, 1)

@@ -34,6 +34,11 @@ def test_small_inputs_go_to_torch() -> None:
     elementwise.check_path("silu", metalcore.silu, 1)
 
 
+def test_torch_takes_more_with_a_gradient() -> None:
+    elementwise.check_torch_takes_more_with_a_gradient("silu", metalcore.silu, 1, 10000)
+    elementwise.check_torch_takes_more_with_a_gradient("bias_silu", metalcore.bias_silu, 2, 10000)
+
+
 def test_hard_values_give_what_torch_gives(backend: Backend) -> None:
     elementwise.check_hard_values(backend, metalcore.silu, F.silu, 1)
 

@@ -34,6 +34,10 @@ def test_small_inputs_go_to_torch() -> None:
     elementwise.check_path("swiglu", metalcore.swiglu, 2)
 
 
+def test_torch_takes_more_with_a_gradient() -> None:
+    elementwise.check_torch_takes_more_with_a_gradient("swiglu", metalcore.swiglu, 2, 10000)
+
+
 def test_hard_values_give_what_torch_gives(backend: Backend) -> None:
     elementwise.check_hard_values(backend, metalcore.swiglu, _torch, 2)
 

@@ -39,6 +39,16 @@ def are_alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and dtype is b.dtype and dtype in FLOATS and a.is_cpu is b.is_cpu
 
 
+def is_recorded_below(limit: int, x: Tensor, *others: Tensor) -> bool:
+    """Whether x has fewer values and a gradient is recorded: torch records its own functions in
+    less time, so it is ahead for larger ones too."""
+    return (
+        x.numel() < limit
+        and torch.is_grad_enabled()
+        and (x.requires_grad or any(t.requires_grad for t in others))
+    )
+
+
 def as_contiguous(dtype: torch.dtype, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both as an op returns them."""
     contiguous = torch.contiguous_format
@@ -72,11 +82,12 @@ def with_bias(op: str, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 def are_rows_of(bias: Tensor, x: Tensor) -> bool:
     """Whether `with_bias` has nothing to do."""
+    dtype, row = x.dtype, bias.shape
     return (
-        bias.ndim == 1
-        and x.shape[-1:] == bias.shape
-        and x.dtype is bias.dtype
-        and x.dtype in FLOATS
+        x.shape[-1:] == row
+        and len(row) == 1
+        and dtype is bias.dtype
+        and dtype in FLOATS
         and x.is_cpu is bias.is_cpu
     )
 

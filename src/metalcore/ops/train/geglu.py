@@ -35,7 +35,11 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> hidden = metalcore.geglu(gate_proj(x), up_proj(x), approximate="tanh")
     """
-    if is_left_to_torch(gate, approximate) and are_alike(gate, up) and left_to_torch("geglu", gate):
+    if (
+        is_left_to_torch(approximate, gate, up)
+        and are_alike(gate, up)
+        and left_to_torch("geglu", gate)
+    ):
         if approximate == "tanh":
             return _torch_gelu(gate, approximate="tanh") * up
         return _torch_gelu(gate) * up

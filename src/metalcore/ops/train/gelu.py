@@ -16,11 +16,16 @@ from metalcore.ops.train._elementwise import (
     alike,
     are_rows_of,
     in_memory_order,
+    is_recorded_below,
     sum_rows,
     with_bias,
 )
 
-_SMALL: int = policy("gelu", "cpu")["torch_below"]
+_KNOBS = policy("gelu", "cpu")
+_SMALL: int = _KNOBS["torch_below"]
+_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
+_SMALL_EXACT: int = _KNOBS["torch_below_exact"]
+_SMALL_EXACT_RECORDED: int = _KNOBS["torch_below_exact_gradient"]
 # What F.gelu calls.
 _torch_gelu = torch._C._nn.gelu
 _KINDS = ("none", "tanh")
@@ -45,20 +50,18 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> y = metalcore.gelu(torch.randn(2, 5, 1025), approximate="tanh")
     """
-    # in line: each name looked up counts for a small x
-    if x.numel() < _SMALL:
-        try:
-            # torch takes long to read the argument
-            if approximate == "tanh":
-                if left_to_torch("gelu", x):
-                    return _torch_gelu(x, approximate="tanh")
-            elif (
-                x.dtype is not torch.float32 and approximate == "none" and left_to_torch("gelu", x)
-            ):
-                return _torch_gelu(x)
-        except RuntimeError:
-            expect_float("gelu", x=x)
-            raise
+    try:
+        # torch takes long to read the argument
+        if approximate == "tanh":
+            # in line: a call more counts for a small x
+            small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x)
+            if small and left_to_torch("gelu", x):
+                return _torch_gelu(x, approximate="tanh")
+        elif is_left_to_torch(approximate, x) and left_to_torch("gelu", x):
+            return _torch_gelu(x)
+    except RuntimeError:
+        expect_float("gelu", x=x)
+        raise
     tanh = is_tanh("gelu", approximate)
     if x.dtype not in FLOATS or not x.is_contiguous():
         (x,) = alike("gelu", x=x)
@@ -80,23 +83,28 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> y = metalcore.bias_gelu(x @ weight.T, bias)
     """
+    fits = are_rows_of(bias, x)
+    if fits and is_left_to_torch(approximate, x, bias) and left_to_torch("bias_gelu", x):
+        if approximate == "tanh":
+            return _torch_gelu(x + bias, approximate="tanh")
+        return _torch_gelu(x + bias)
     tanh = is_tanh("bias_gelu", approximate)
-    if not are_rows_of(bias, x):
+    if not fits:
         x, bias = with_bias("bias_gelu", x, bias)
-    elif is_left_to_torch(x, approximate) and left_to_torch("bias_gelu", x):
-        return _torch_gelu(x + bias, approximate=approximate) if tanh else _torch_gelu(x + bias)
     return _bias_forward(x, bias, tanh)  # type: ignore[no-any-return]
 
 
 metal_gelu = gelu
 
 
-def is_left_to_torch(x: Tensor, approximate: str) -> bool:
-    """Whether x is small, unless it is float32: for that torch calls another library, which takes
+def is_left_to_torch(approximate: str, x: Tensor, *others: Tensor) -> bool:
+    """Whether x is small; not exact in float32: for that torch calls another library, which takes
     longer than our call."""
-    return x.numel() < _SMALL and (
-        approximate == "tanh" or (approximate == "none" and x.dtype is not torch.float32)
-    )
+    if approximate == "tanh":
+        return x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x, *others)
+    if approximate != "none" or x.dtype is torch.float32:
+        return False
+    return x.numel() < _SMALL_EXACT or is_recorded_below(_SMALL_EXACT_RECORDED, x, *others)
 
 
 def is_tanh(op: str, approximate: str) -> bool:

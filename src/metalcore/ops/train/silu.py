@@ -15,11 +15,14 @@ from metalcore.ops.train._elementwise import (
     alike,
     are_rows_of,
     in_memory_order,
+    is_recorded_below,
     sum_rows,
     with_bias,
 )
 
-_SMALL: int = policy("silu", "cpu")["torch_below"]
+_KNOBS = policy("silu", "cpu")
+_SMALL: int = _KNOBS["torch_below"]
+_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
 # What F.silu calls: 1.15x for 64 values.
 _torch_silu = torch._C._nn.silu
 
@@ -41,7 +44,8 @@ def silu(x: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.silu(torch.randn(2, 5, 1025))
     """
-    if x.numel() < _SMALL and x.dtype in FLOATS and left_to_torch("silu", x):
+    small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x)
+    if small and x.dtype in FLOATS and left_to_torch("silu", x):
         return _torch_silu(x)
     if x.dtype in FLOATS and x.is_contiguous():
         return _forward(x)  # type: ignore[no-any-return]
@@ -61,9 +65,11 @@ def bias_silu(x: Tensor, bias: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.bias_silu(x @ weight.T, bias)
     """
-    if x.numel() < _SMALL and are_rows_of(bias, x) and left_to_torch("bias_silu", x):
+    small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x, bias)
+    if not are_rows_of(bias, x):
+        x, bias = with_bias("bias_silu", x, bias)
+    elif small and left_to_torch("bias_silu", x):
         return _torch_silu(x + bias)
-    x, bias = with_bias("bias_silu", x, bias)
     return _bias_forward(x, bias)  # type: ignore[no-any-return]
 
 

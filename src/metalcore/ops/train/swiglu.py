@@ -10,10 +10,18 @@ from torch import Tensor
 from metalcore._op import Example, Op, accumulate
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in_memory_order
+from metalcore.ops.train._elementwise import (
+    alike,
+    are_alike,
+    as_contiguous,
+    in_memory_order,
+    is_recorded_below,
+)
 from metalcore.ops.train.silu import silu_slope
 
-_SMALL: int = policy("swiglu", "cpu")["torch_below"]
+_KNOBS = policy("swiglu", "cpu")
+_SMALL: int = _KNOBS["torch_below"]
+_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
 # What F.silu calls.
 _torch_silu = torch._C._nn.silu
 
@@ -36,7 +44,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         >>> hidden = metalcore.swiglu(gate_proj(x), up_proj(x))
     """
     if are_alike(gate, up):
-        if gate.numel() < _SMALL and left_to_torch("swiglu", gate):
+        small = gate.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, gate, up)
+        if small and left_to_torch("swiglu", gate):
             return _torch_silu(gate) * up
         if gate.is_contiguous():
             return _forward(gate, up)  # type: ignore[no-any-return]
