@@ -66,7 +66,7 @@ def softmax(
             expect_float("softmax", x=x)
             expect_dim("softmax", x, dim)
             raise
-    # the usual case, without a call per check: 2x for one row
+    # the usual case, without a call per check
     if mask is None and dim == -1 and x.dim() > causal and x.dtype in FLOATS and x.is_cpu:
         return _forward(x, None, float(scale), causal)  # type: ignore[no-any-return]
     expect_float("softmax", x=x)
