@@ -12,11 +12,10 @@ from metalcore._policy import policy
 from metalcore._trace import left_to_torch
 from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
-_WIDE = (torch.float32, torch.float64)
 _KNOBS = policy("add_layer_norm", "cpu")
 # values below which torch is ahead
 _SMALL: dict[torch.dtype, int] = {
-    t: _KNOBS["torch_below" if t in _WIDE else "torch_below_half"] for t in FLOATS
+    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
 }
 
 _forward = Op(

@@ -39,7 +39,11 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # A mean over tokens makes gradients small, and they are rounded before a loss scale can make them
 # large: float16 ones are kept times this, which the backward pass takes off again.
 FLOAT16_SCALE = 256.0
-_TORCH_BELOW: int = policy("cross_entropy", "cpu")["torch_below"]
+_KNOBS = policy("cross_entropy", "cpu")
+# logits below which torch is ahead
+_SMALL: dict[torch.dtype, int] = {
+    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
+}
 # what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
 _by_torch: Any = torch._C._nn.cross_entropy_loss
 
@@ -84,8 +88,7 @@ def cross_entropy(
         and not z_loss
         and target.dtype is torch.int64
         and reduction in REDUCTIONS
-        and input.numel() < _TORCH_BELOW
-        and input.dtype in FLOATS
+        and input.numel() < _SMALL.get(input.dtype, 0)
         and left_to_torch("cross_entropy", input)
     ):
         small: Tensor = _by_torch(
