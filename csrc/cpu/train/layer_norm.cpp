@@ -35,24 +35,27 @@ struct BackwardRows {
   // Adds the row's part to dweight and dbias, unless they are null.
   void operator()(int64_t r, Acc<T>* dweight, Acc<T>* dbias) const {
     using A = Acc<T>;
-    const T *g_row = dy + r * n, *x_row = x + r * n;
-    const A center = mean[r];
-    const auto grad = [&](int64_t i, auto elements) {
-      return simd::load(g_row + i, elements) * load_scale<T>(scale + i, elements);
+    // by value: after a store, members are read again
+    const T *g_row = dy + r * n, *x_row = x + r * n, *add = dsum ? dsum + r * n : nullptr;
+    const T *g_next = g_row + n, *x_next = x_row + n;
+    T* out = dx + r * n;
+    const A center = mean[r], *w = scale;
+    const auto grad = [=](int64_t i, auto elements) {
+      return simd::load(g_row + i, elements) * load_scale<T>(w + i, elements);
     };
     const A sum = simd::sum_over<T>(n, grad);
-    const A dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+    const A dot = simd::sum_over<T>(n, [=](int64_t i, auto elements) {
       return grad(i, elements) * (simd::load(x_row + i, elements) - center);
     });
     const A scaled = rstd[r], even = sum / A(n), pull = dot * scaled * scaled / A(n);
-    write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
-      __builtin_prefetch(g_row + n + i);
-      __builtin_prefetch(x_row + n + i);
+    write_row<T>(n, streams, [=](int64_t i, auto elements, auto put) {
+      __builtin_prefetch(g_next + i);
+      __builtin_prefetch(x_next + i);
       const auto g = simd::load(g_row + i, elements);
       const auto v = simd::load(x_row + i, elements) - center;
-      auto d = (g * load_scale<T>(scale + i, elements) - even - v * pull) * scaled;
-      if (dsum) d += simd::load(dsum + r * n + i, elements);
-      put(dx + r * n + i, d);
+      auto d = (g * load_scale<T>(w + i, elements) - even - v * pull) * scaled;
+      if (add) d += simd::load(add + i, elements);
+      put(out + i, d);
       if (dweight) simd::store(dweight + i, simd::load(dweight + i) + g * (v * scaled));
       if (dbias) simd::store(dbias + i, simd::load(dbias + i) + g);
     });

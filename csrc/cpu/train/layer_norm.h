@@ -39,13 +39,16 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
         const auto v = fill_rest<T>(simd::load(row + i, elements), elements, m) - m;
         return v * v;
       });
+      const A spread = reciprocal_rms(squares, n, A(eps));
       mp[r] = m;
-      rp[r] = reciprocal_rms(squares, n, A(eps));
-      write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
-        __builtin_prefetch(xp + (r + 1) * n + i);
-        const auto v = simd::load(row + i, elements) - m;
-        put(yp + r * n + i, v * rp[r] * load_scale<T>(scale.get() + i, elements) +
-                                load_scale<T>(shift.get() + i, elements));
+      rp[r] = spread;
+      const A *w = scale.get(), *b = shift.get();
+      const T* next = xp + (r + 1) * n;
+      T* out = yp + r * n;
+      write_row<T>(n, streams, [=](int64_t i, auto elements, auto put) {
+        __builtin_prefetch(next + i);
+        const auto v = (simd::load(row + i, elements) - m) * spread;
+        put(out + i, v * load_scale<T>(w + i, elements) + load_scale<T>(b + i, elements));
       });
     }
     simd::end_stream();

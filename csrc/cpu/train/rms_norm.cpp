@@ -55,19 +55,23 @@ struct BackwardRows {
 
   // Adds the row's part to dweight, unless that is null.
   void operator()(int64_t r, Acc<T>* dweight) const {
-    const T *g_row = dy + r * n, *x_row = x + r * n;
-    const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
-      return simd::load(g_row + i, elements) * load_scale<T>(scale + i, elements) *
+    // by value: after a store, members are read again
+    const T *g_row = dy + r * n, *x_row = x + r * n, *add = dsum ? dsum + r * n : nullptr;
+    const T *g_next = g_row + n, *x_next = x_row + n;
+    T* out = dx + r * n;
+    const Acc<T>* w = scale;
+    const Acc<T> dot = simd::sum_over<T>(n, [=](int64_t i, auto elements) {
+      return simd::load(g_row + i, elements) * load_scale<T>(w + i, elements) *
              simd::load(x_row + i, elements);
     });
     const Acc<T> r_rms = rstd[r], pull = dot * r_rms * r_rms / Acc<T>(n);
-    write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
-      __builtin_prefetch(g_row + n + i);
-      __builtin_prefetch(x_row + n + i);
+    write_row<T>(n, streams, [=](int64_t i, auto elements, auto put) {
+      __builtin_prefetch(g_next + i);
+      __builtin_prefetch(x_next + i);
       const auto g = simd::load(g_row + i, elements), v = simd::load(x_row + i, elements);
-      auto d = (g * load_scale<T>(scale + i, elements) - v * pull) * r_rms;
-      if (dsum) d += simd::load(dsum + r * n + i, elements);
-      put(dx + r * n + i, d);
+      auto d = (g * load_scale<T>(w + i, elements) - v * pull) * r_rms;
+      if (add) d += simd::load(add + i, elements);
+      put(out + i, d);
       if (dweight) simd::store(dweight + i, simd::load(dweight + i) + g * (v * r_rms));
     });
   }

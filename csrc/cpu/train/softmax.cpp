@@ -43,9 +43,11 @@ void softmax_row(const T* x, const T* mask, Acc<T> scale, int64_t n, Acc<T>* kep
     simd::store(kept + i, e);
     return e;
   });
-  write_row<T>(n, streams, [&](int64_t i, auto, auto put) {
-    __builtin_prefetch(x + n + i);
-    put(y + i, simd::load(kept + i) * (1 / sum));
+  const T* next = x + n;
+  const A share = 1 / sum;
+  write_row<T>(n, streams, [=](int64_t i, auto, auto put) {
+    __builtin_prefetch(next + i);
+    put(y + i, simd::load(kept + i) * share);
   });
 }
 
@@ -129,11 +131,14 @@ Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
         const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
           return simd::load(d + i, elements) * simd::load(p + i, elements);
         });
-        write_row<T>(n, streams, [&](int64_t i, auto elements, auto put) {
-          __builtin_prefetch(d + n + i);
-          __builtin_prefetch(p + n + i);
+        // by value: after a store, what is outside is read again
+        const T *d_next = d + n, *p_next = p + n;
+        const Acc<T> factor(scale);
+        write_row<T>(n, streams, [=](int64_t i, auto elements, auto put) {
+          __builtin_prefetch(d_next + i);
+          __builtin_prefetch(p_next + i);
           const auto pulled = simd::load(d + i, elements) - dot;
-          put(out + i, simd::load(p + i, elements) * pulled * Acc<T>(scale));
+          put(out + i, simd::load(p + i, elements) * pulled * factor);
         });
       }
       simd::end_stream();

@@ -19,8 +19,13 @@ from metalcore._op import Example, Op, accumulate, accumulate_dtype
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
 
-# values below which torch's kernel is called
-SMALL: int = policy("layer_norm", "cpu")["torch_below"]
+_KNOBS = policy("layer_norm", "cpu")
+# Values below which torch is called. It is ahead for more of them with a gradient too, but ours
+# does not depend on the number of threads.
+_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
+_SMALL: dict[torch.dtype, int] = {
+    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
+}
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
@@ -54,7 +59,10 @@ def layer_norm(
     Example:
         >>> y = metalcore.layer_norm(torch.randn(2, 5, 1025), (1025,), torch.ones(1025))
     """
-    if eps > 0 and x.numel() < SMALL and x.dtype in FLOATS and left_to_torch("layer_norm", x):
+    n = x.numel()
+    recorded = n >= _SMALL_RECORDED and torch.is_grad_enabled() and x.requires_grad
+    small = not recorded and n < _SMALL.get(x.dtype, 0)
+    if small and eps > 0 and left_to_torch("layer_norm", x):
         try:
             return torch.layer_norm(x, normalized_shape, weight, bias, eps)
         except RuntimeError:

@@ -17,8 +17,11 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import is_recorded_below
 
-_SMALL: int = policy("softmax", "cpu")["torch_below"]
+_KNOBS = policy("softmax", "cpu")
+_SMALL: int = _KNOBS["torch_below"]
+_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
 
 _forward = Op("softmax(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor")
 _backward = Op("softmax_backward(Tensor dy, Tensor y, float scale) -> Tensor", batched=True)
@@ -57,7 +60,7 @@ def softmax(
         mask is None
         and scale == 1.0
         and not causal
-        and x.numel() < _SMALL
+        and (x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x))
         and left_to_torch("softmax", x)
     ):
         try:
