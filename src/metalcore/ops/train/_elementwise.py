@@ -14,6 +14,7 @@ from metalcore._check import (
     expect_shape,
     expect_suffix,
 )
+from metalcore._policy import policy
 
 
 def alike(op: str, **tensors: Tensor) -> tuple[Tensor, ...]:
@@ -37,6 +38,12 @@ def are_alike(a: Tensor, b: Tensor) -> bool:
     """Whether `alike` has nothing to do."""
     dtype = a.dtype
     return a.shape == b.shape and dtype is b.dtype and dtype in FLOATS and a.is_cpu is b.is_cpu
+
+
+def small_by_dtype(op: str) -> dict[torch.dtype, int]:
+    """The values below which torch is ahead: `torch_below` and `torch_below_half` of the policy."""
+    knobs = policy(op, "cpu")
+    return {t: knobs["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS}
 
 
 def is_recorded_below(limit: int, x: Tensor, *others: Tensor) -> bool:

@@ -6,17 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import FLOATS, expect_positive, expect_sum_of_rows
+from metalcore._check import expect_positive, expect_sum_of_rows
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
 from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import small_by_dtype
 from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
-_KNOBS = policy("add_layer_norm", "cpu")
-# values below which torch is ahead
-_SMALL: dict[torch.dtype, int] = {
-    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
-}
+_SMALL = small_by_dtype("add_layer_norm")
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"

@@ -21,8 +21,8 @@ from metalcore._check import (
     shape,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
 from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import small_by_dtype
 
 forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
@@ -39,11 +39,7 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # A mean over tokens makes gradients small, and they are rounded before a loss scale can make them
 # large: float16 ones are kept times this, which the backward pass takes off again.
 FLOAT16_SCALE = 256.0
-_KNOBS = policy("cross_entropy", "cpu")
-# logits below which torch is ahead
-_SMALL: dict[torch.dtype, int] = {
-    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
-}
+_SMALL = small_by_dtype("cross_entropy")
 # what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
 _by_torch: Any = torch._C._nn.cross_entropy_loss
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    FLOATS,
     expect_float,
     expect_positive,
     expect_same_device,
@@ -18,14 +17,12 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 from metalcore._policy import policy
 from metalcore._trace import left_to_torch
+from metalcore.ops.train._elementwise import small_by_dtype
 
-_KNOBS = policy("layer_norm", "cpu")
 # Values below which torch is called. It is ahead for more of them with a gradient too, but ours
 # does not depend on the number of threads.
-_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
-_SMALL: dict[torch.dtype, int] = {
-    t: _KNOBS["torch_below_half" if t.itemsize == 2 else "torch_below"] for t in FLOATS
-}
+_SMALL = small_by_dtype("layer_norm")
+_SMALL_RECORDED: int = policy("layer_norm", "cpu")["torch_below_gradient"]
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
