@@ -90,12 +90,20 @@ def test_too_much_threadgroup_memory_is_refused(folder: Path) -> None:
         Launch("big.metal", "big", "float", (torch.zeros(1),), (1, 1, 1), (1, 1, 1))
 
 
-def test_threadgroup_sizes_must_be_literal(folder: Path) -> None:
+def test_threadgroup_sizes_must_be_constant(folder: Path) -> None:
     (folder / "open.metal").write_text(
         "kernel void f(device float* x [[buffer(0)]]) { threadgroup float s[N]; }\n"
     )
     with pytest.raises(ValueError, match=r"threadgroup array s must have .* got float \[N\]"):
-        source.signature("open.metal", "f")
+        source.signature("open.metal", "f").threadgroup_bytes  # noqa: B018
+
+
+def test_buffers_must_be_numbered_without_a_gap(folder: Path) -> None:
+    (folder / "gap.metal").write_text(
+        "kernel void f(device float* x [[buffer(0)]], device float* y [[buffer(2)]]) {}\n"
+    )
+    with pytest.raises(ValueError, match="without a gap, got 2 for y"):
+        source.signature("gap.metal", "f")
 
 
 def test_a_missing_kernel_is_named() -> None:

@@ -23,10 +23,10 @@ from .compiler import (
     package_digest,
     toolchain,
 )
-from .frontend import Parsed, Source, diagnostics, parse, write_stand_ins
-from .frontend_kernels import Kernel
-from .frontend_rewrite import symbol, threadgroup_names
-from .frontend_tokens import SyntaxProblem
+from .frontend.kernels import Kernel
+from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
+from .frontend.rewrite import symbol, threadgroup_names
+from .frontend.tokens import SyntaxProblem
 from .report import CompileError, Finding
 from .sites import Site, add_sites
 

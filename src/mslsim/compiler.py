@@ -219,6 +219,6 @@ def _cpu_features() -> str:
 def package_digest() -> str:
     """Changes when any source of this package does."""
     digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.h"), *PACKAGE.glob("*/*.cpp")]):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".h", ".cpp")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     return digest.hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 from .arguments import Encoded, Row, copy_memory
 from .build import Build
 from .findings import counters, describe, limit_findings, stopped
-from .frontend_rewrite import symbol
+from .frontend.rewrite import symbol
 from .native import ORDERS
 from .process import Died, Worker
 from .report import Finding, Report

@@ -12,7 +12,7 @@ from typing import Any
 
 from .arguments import Encoded, Row
 from .build import Build, machine_library
-from .frontend_rewrite import symbol
+from .frontend.rewrite import symbol
 from .worker import Launch
 
 ORDERS = {"ascending": 0, "descending": 1, "random": 2}

@@ -18,7 +18,7 @@ from typing import Any
 from .arguments import Row
 from .build import machine_library
 from .compiler import PACKAGE
-from .frontend_rewrite import symbol
+from .frontend.rewrite import symbol
 from .worker import SESSION_BYTES, Session
 
 # How often the watchdog looks, in seconds.

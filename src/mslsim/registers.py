@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from .build import Builder
-from .frontend_rewrite import symbol
+from .frontend.rewrite import symbol
 from .report import Finding
 
 _FUNCTION = re.compile(r"^define .*@\"?msl_(?:thread|group)_([\w.$]+)\"?\(")

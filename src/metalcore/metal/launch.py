@@ -14,6 +14,7 @@ from metalcore._op import Op
 from metalcore._op import library as op_library
 from metalcore._policy import policy
 from metalcore.metal import source
+from mslsim.signature import Parameter
 
 SIMD_WIDTH = 32
 MAX_THREADS_PER_GROUP = 1024
@@ -82,7 +83,7 @@ class Launch:
             raise ValueError(f"{self.kernel}: the launch needs {required}, got {got}")
 
 
-def _fits(parameter: source.Parameter, value: Any) -> bool:
+def _fits(parameter: Parameter, value: Any) -> bool:
     """Whether torch passes `value` as the kernel declares it: int as long, float as float."""
     if parameter.is_scalar:
         return type(value) is {"long": int, "float": float}.get(parameter.type)

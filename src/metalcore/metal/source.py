@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from mslsim.signature import Signature, read_signatures
+
 _HERE = Path(__file__).parent
-_TYPE_BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2, "bfloat": 2, "float4": 16, "long": 8}
 
 Compiler = Callable[[str], Any]
 
@@ -72,65 +73,23 @@ def metallib() -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
-class Parameter(NamedTuple):
-    """One buffer argument of a kernel: `device const float* x` or `constant long& n`."""
-
-    name: str
-    type: str
-    is_scalar: bool
-
-
-class Signature(NamedTuple):
-    """What a kernel function declares, read from its text."""
-
-    parameters: tuple[Parameter, ...]
-    threadgroup_bytes: int
-    has_collectives: bool
-
-
 @cache
+def signatures(file: str) -> dict[str, Signature]:
+    """What the kernels of `file` declare, by the names of their functions."""
+    found = read_signatures(read(file))
+    for function, declared in found.items():
+        for number, parameter in enumerate(declared.parameters):
+            if parameter.index != number:
+                raise ValueError(
+                    f"{file}: {function} must number its buffers from 0 without a gap, "
+                    f"got {parameter.index} for {parameter.name}"
+                )
+    return found
+
+
 def signature(file: str, function: str) -> Signature:
     """The signature of kernel `function` in `file`."""
-    text = re.sub(r"//[^\n]*", "", read(file))
-    head = re.search(rf"\bkernel\s+void\s+{function}\s*\(", text)
-    if head is None:
+    found = signatures(file)
+    if function not in found:
         raise ValueError(f"{file}: there is no kernel named {function}")
-    parameter_text, body_start = _matching(text, head.end() - 1, "()")
-    body, _ = _matching(text, text.index("{", body_start), "{}")
-    parameters: list[Parameter] = []
-    for declaration in re.split(r",\s*(?![^<]*>)", parameter_text):
-        found = re.search(
-            r"(?:device|constant)\s+(?:const\s+)?(.+?)\s*([*&])\s*(\w+)\s*\[\[buffer\((\d+)\)\]\]",
-            declaration,
-        )
-        if found is not None:
-            if int(found[4]) != len(parameters):
-                raise ValueError(f"{file}: {function} must number its buffers in order: {found[3]}")
-            parameters.append(Parameter(found[3], found[1], found[2] == "&"))
-    return Signature(
-        tuple(parameters),
-        _threadgroup_bytes(file, body),
-        re.search(r"\b(simd_|quad_|threadgroup_)\w+\s*\(", body) is not None,
-    )
-
-
-def _threadgroup_bytes(file: str, body: str) -> int:
-    total = 0
-    for kind, name, size in re.findall(r"\bthreadgroup\s+(\w+)\s+(\w+)\s*\[([^\]]+)\]", body):
-        if kind not in _TYPE_BYTES or not size.strip().isdigit():
-            raise ValueError(
-                f"{file}: threadgroup array {name} must have a plain type and a literal size, "
-                f"got {kind} [{size}]"
-            )
-        total += _TYPE_BYTES[kind] * int(size)
-    return total
-
-
-def _matching(text: str, start: int, pair: str) -> tuple[str, int]:
-    """The text between the bracket at `start` and its counterpart, and where that ends."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == pair[0]) - (text[i] == pair[1])
-        if depth == 0:
-            return text[start + 1 : i], i + 1
-    raise ValueError(f"unbalanced {pair} after: {text[start : start + 60]}")
+    return found[function]

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .frontend_kernels import Found, Kernel, Parameter
-from .frontend_tokens import ADDRESS_SPACES, Stream, split_top_level
+from .kernels import Found, Kernel, Parameter
+from .storage import threadgroup_storage
+from .tokens import ADDRESS_SPACES, Stream
 
 Constants = Mapping[int, bool | int | float]
 
@@ -116,24 +117,11 @@ class Rewriter:
 
     def _threadgroup_storage(self, i: int) -> bool:
         """`threadgroup T a[N], b;` declares memory of the group, unless a pointer follows."""
-        s = self.s
-        previous = s.before(i)
-        if s[previous] in ("const", "static", "volatile"):
-            previous = s.before(previous)
-        if s[previous] not in (";", "{", "}", ")", ":", ""):
+        found = threadgroup_storage(self.s, i)
+        if found is None:
             return False
-        end = s.statement_end(i)
-        parts = split_top_level((k, s[k]) for k in s.code(i + 1, end))
-        first = [k for k in parts[0] if s[k] not in ADDRESS_SPACES]
-        at = self._declared_name(first)
-        if at is None or any(s[k] in ("*", "&", "&&", "(") for k in first[:at]):
-            return False
-        base = " ".join(s[k] for k in first[:at])
-        text = ""
-        for part in [first[at:], *parts[1:]]:
-            if part:
-                text += self._slot(base, part)
-        self._replace(i, end + 1, text)
+        text = "".join(self._slot(found.type, part) for part in found.declarators)
+        self._replace(i, found.end + 1, text)
         return True
 
     def _slot(self, base: str, declarator: list[int]) -> str:
@@ -149,21 +137,6 @@ class Rewriter:
             f"typedef {base} {kind}{suffix}; "
             f"{kind}& {name} = msl::threadgroup_memory<{kind}>({self.slots}); "
         )
-
-    def _declared_name(self, part: list[int]) -> int | None:
-        """Offset in `part` of the declared name: the last word before `[`, `=` or the end."""
-        angle, name = 0, None
-        for offset, k in enumerate(part):
-            text = self.s[k]
-            if text == "<":
-                angle += 1
-            elif text == ">":
-                angle -= 1
-            elif angle == 0 and text in ("[", "=", "(", "{"):
-                break
-            elif angle == 0 and self.s.tokens[k].kind == "word":
-                name = offset
-        return name
 
     def _merge_address_space_variants(self) -> None:
         """Keeps the first of the members, overloads and specialisations that differ only in

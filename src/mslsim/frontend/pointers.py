@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from .frontend_scopes import Function, Scopes
-from .frontend_tokens import ADDRESS_SPACES, Stream, split_top_level
-from .report import Finding
+from ..report import Finding
+from .scopes import Function, Scopes
+from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
 _SCALARS = "bool|char|uchar|short|ushort|int|uint|long|ulong|half|bfloat|float"
 _BUILT_IN = re.compile(

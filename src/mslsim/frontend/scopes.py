@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .frontend_tokens import Stream
+from .tokens import Stream
 
 _NOT_FUNCTIONS = frozenset({"if", "for", "while", "switch", "catch", "sizeof", "decltype"})
 _AFTER_PARAMETERS = frozenset(
@@ -34,19 +35,31 @@ class Scopes:
     program_statements: list[int]
 
 
-def find_functions(s: Stream) -> list[Function]:
-    return find_scopes(s).functions
+def functions_reaching(
+    s: Stream, functions: list[Function], is_wanted: Callable[[int], bool]
+) -> set[str]:
+    """Names of functions from whose bodies a wanted token seems to be reached, by the names they
+    mention. Functions of one name are taken together, and so are all operators."""
+    words: dict[str, set[str]] = {}
+    reaching = set()
+    for function in functions:
+        body = range(function.begin, function.end)
+        words.setdefault(function.name, set()).update(s[k] for k in body)
+        if any(is_wanted(k) for k in body):
+            reaching.add(function.name)
+    while more := {f for f, mentioned in words.items() if mentioned & reaching} - reaching:
+        reaching |= more
+    return reaching
 
 
 def find_scopes(s: Stream) -> Scopes:
     """All functions, lambdas excepted, and the statements at program scope."""
     found = Scopes([], [])
     open_kinds: list[str] = []
-    fresh = True
+    fresh = outside = True
     for i, token in enumerate(s.tokens):
         if not token.is_code:
             continue
-        outside = not open_kinds or all(k == "namespace" for k in open_kinds)
         if outside and fresh and token.text not in ("}", ";"):
             found.program_statements.append(i)
             fresh = False
@@ -55,13 +68,14 @@ def find_scopes(s: Stream) -> Scopes:
         if token.text == "{":
             kind = _kind(s, i, open_kinds, found)
             open_kinds.append(kind)
-            if kind == "namespace":
-                fresh = True
+            outside = outside and kind == "namespace"
+            fresh = fresh or outside
         elif token.text == "}":
             kind = open_kinds.pop() if open_kinds else ""
             # After a type comes `;`, after anything else a new statement.
             if kind in ("function", "namespace"):
                 fresh = True
+            outside = all(k == "namespace" for k in open_kinds)
         elif token.text == ";" and outside:
             fresh = True
     return found

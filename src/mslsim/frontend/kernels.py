@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .frontend_tokens import Stream, SyntaxProblem, split_top_level
+from .tokens import Stream, SyntaxProblem, split_top_level
 
 # Attribute -> C++ expression of its x, y, z; `g` is the Group, `t` the Thread.
 _POSITIONS = {
@@ -44,6 +44,7 @@ class Parameter:
     name: str
     kind: str  # "buffer", "threadgroup" or "position"
     index: str
+    attribute: str = ""
     position: tuple[str, ...] = ()
     declared: str = ""
     line: int = 0
@@ -62,6 +63,21 @@ class Kernel:
     file: str = ""
     # Token after which the kernel can be called.
     at: int = 0
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Definition:
+    """A kernel function, or the template of some: token positions, and what it declares.
+
+    `template` are the names and defaults of its template parameters; the body is in [body, end].
+    """
+
+    parameters: list[Parameter]
+    template: list[tuple[str, str]]
+    begin: int
+    body: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -69,6 +85,7 @@ class Found:
     """What the search leaves for the rewriter."""
 
     kernels: list[Kernel] = field(default_factory=list)
+    definitions: dict[str, Definition] = field(default_factory=dict)
     # Explicit instantiations, as token ranges to leave out.
     instantiations: list[tuple[int, int]] = field(default_factory=list)
 
@@ -76,7 +93,6 @@ class Found:
 def find_kernels(s: Stream) -> Found:
     """All kernels that have a name on the host side, in source order."""
     found = Found()
-    definitions: dict[str, list[Parameter]] = {}
     scopes: dict[str, str] = {}
     seen: set[int] = set()
     open_scopes: list[str] = []
@@ -96,14 +112,14 @@ def find_kernels(s: Stream) -> Found:
             found.kernels.append(_instantiation(s, start, end))
             found.instantiations.append((start, end + 1))
         else:
-            name = _definition(s, start, definitions, found)
+            name = _definition(s, start, found)
             scopes[name] = "::" + "".join(f"{scope}::" for scope in open_scopes if scope)
     for kernel in found.kernels:
-        if kernel.function not in definitions:
+        if kernel.function not in found.definitions:
             raise SyntaxProblem(
                 f"kernel '{kernel.function}' is instantiated but not defined", s.tokens[0]
             )
-        kernel.parameters = definitions[kernel.function]
+        kernel.parameters = found.definitions[kernel.function].parameters
         if "::" not in kernel.expression.split("<")[0]:
             # A kernel may bear the name of a library function.
             kernel.expression = scopes[kernel.function] + kernel.expression
@@ -154,25 +170,35 @@ def _instantiation(s: Stream, start: int, end: int) -> Kernel:
     while name_end < len(words) and (words[name_end] == "::" or words[name_end].isidentifier()):
         name_end += 1
     function = words[name_end - 1]
-    expression = "".join(words[at:name_end])
+    expression, arguments = "".join(words[at:name_end]), []
     if name_end < len(words) and words[name_end] == "<":
-        closing = s.closing(plain[name_end])
-        expression += s.text(plain[name_end], closing + 1)
+        opening = plain[name_end]
+        closing = s.closing(opening)
+        expression += s.text(opening, closing + 1)
+        arguments = _between_commas(s, opening, closing)
     name = _host_name(s, start, end) or function
     token = s.tokens[start]
-    return Kernel(name, " ".join(expression.split()), function, [], token.line, token.file, end)
+    expression = " ".join(expression.split())
+    place = (token.line, token.file)
+    return Kernel(name, expression, function, [], *place, end, tuple(arguments))
 
 
-def _definition(
-    s: Stream, start: int, definitions: dict[str, list[Parameter]], found: Found
-) -> str:
-    k, is_template = start, False
+def _between_commas(s: Stream, opening: int, closing: int) -> list[str]:
+    """What stands in a pair of brackets, part by part."""
+    parts = split_top_level((k, s[k]) for k in s.code(opening + 1, closing))
+    return [" ".join(s.text(part[0], part[-1] + 1).split()) for part in parts if part]
+
+
+def _definition(s: Stream, start: int, found: Found) -> str:
+    """Adds the definition that starts there; returns its name."""
+    k, template = start, None
     while s[k] != "(":
         if s[k] == "[[":
             k = s.closing(k)
         elif s[k] == "template":
-            is_template = True
-            k = s.closing(s.after(k))
+            opening = s.after(k)
+            k = s.closing(opening)
+            template = [_template_parameter(text) for text in _between_commas(s, opening, k)]
         elif s[k] in ("__attribute__", "alignas"):
             k = s.closing(s.after(k))
         k = s.after(k)
@@ -184,13 +210,21 @@ def _definition(
     body = s.after(end)
     while s[body] == "[[":
         body = s.after(s.closing(body))
-    if s[body] == "{" or name not in definitions:
-        definitions[name] = parameters
-    if s[body] == "{" and not is_template:
+    has_body = s[body] == "{"
+    end = s.closing(body) if has_body else body
+    if has_body or name not in found.definitions:
+        found.definitions[name] = Definition(parameters, template or [], start, body, end)
+    if has_body and template is None:
         token = s.tokens[name_at]
         host = _host_name(s, start, k) or name
-        found.kernels.append(Kernel(host, name, name, [], token.line, token.file, s.closing(body)))
+        found.kernels.append(Kernel(host, name, name, [], token.line, token.file, end))
     return name
+
+
+def _template_parameter(text: str) -> tuple[str, str]:
+    """Name and default of `typename T`, `int N = 4`."""
+    declared, _, default = text.partition("=")
+    return re.findall(r"\w+", declared)[-1], default.strip()
 
 
 def _parameters(s: Stream, begin: int, end: int) -> list[Parameter]:
@@ -225,12 +259,12 @@ def _parameter(s: Stream, part: list[int]) -> Parameter:
     name = s[words[-1]] if words else "?"
     declared = " ".join(s[k] for k in plain)
     place = (declared, first.line, first.file)
+    attribute = attributes.replace("[[", "").replace("]]", "").strip()
     index = _INDEX.search(attributes)
-    if index and index[1] == "threadgroup":
-        return Parameter(name, "threadgroup", index[2].strip(), (), *place)
     if index:
-        return Parameter(name, "buffer", index[2].strip(), (), *place)
+        kind = "threadgroup" if index[1] == "threadgroup" else "buffer"
+        return Parameter(name, kind, index[2].strip(), attribute, (), *place)
     for word in re.findall(r"\w+", attributes):
         if word in _POSITIONS:
-            return Parameter(name, "position", "", _POSITIONS[word], *place)
-    return Parameter(name, "buffer", "", (), *place)
+            return Parameter(name, "position", "", attribute, _POSITIONS[word], *place)
+    return Parameter(name, "buffer", "", attribute, (), *place)

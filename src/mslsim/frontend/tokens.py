@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tokens of preprocessed Metal source, each with the file and line it came from."""
+"""Tokens of Metal source, each with the file and line it came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 _PATTERN = re.compile(
     r"""
     (?P<space>[ \t\r\n\f]+)
-  | (?P<hash>^\#[^\n]*)
+  | (?P<hash>^\#(?:[^\n\\]|\\.)*)
+  | (?P<comment>//[^\n]*|/\*.*?\*/)
   | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
   | (?P<number>(?:0[xX][0-9a-fA-F']+|0[bB][01']+
       |(?:\d[\d']*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[A-Za-z_]*)
@@ -30,10 +31,13 @@ class Token:
     text: str
     file: str
     line: int
+    # Where it is in the text; for a token out of a macro, where that is called.
+    begin: int
+    end: int
 
     @property
     def is_code(self) -> bool:
-        return self.kind not in ("space", "hash")
+        return self.kind not in ("space", "hash", "comment")
 
 
 class SyntaxProblem(Exception):
@@ -50,7 +54,7 @@ def tokenize(text: str) -> list[Token]:
     file, line = "?", 1
     for match in _PATTERN.finditer(text):
         kind, piece = match.lastgroup or "mark", match.group()
-        tokens.append(Token(kind, piece, file, line))
+        tokens.append(Token(kind, piece, file, line, match.start(), match.end()))
         if kind == "hash":
             marker = _LINE_MARKER.match(piece)
             if marker:
@@ -176,8 +180,9 @@ class Stream:
         return [k for k in range(begin, end) if self.tokens[k].is_code]
 
     def text(self, begin: int, end: int) -> str:
-        """Source text of [begin, end) without preprocessor lines."""
-        return "".join(t.text for t in self.tokens[begin:end] if t.kind != "hash")
+        """Source text of [begin, end) without preprocessor lines and comments."""
+        tokens = self.tokens[begin:end]
+        return "".join(t.text for t in tokens if t.kind not in ("hash", "comment"))
 
 
 def split_top_level(texts: Iterable[tuple[int, str]], separator: str = ",") -> list[list[int]]:

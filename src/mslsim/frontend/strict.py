@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from .frontend_kernels import Found
-from .frontend_pointers import pointer_findings
-from .frontend_scopes import Function, Scopes, find_scopes
-from .frontend_tokens import Stream
-from .report import Finding
+from ..report import Finding
+from .kernels import Found
+from .pointers import pointer_findings
+from .scopes import Function, Scopes, find_scopes
+from .tokens import Stream
 
 LAST_BUFFER = 30
 FIRST_BFLOAT_VERSION = 310

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .compiler import CommandFailed, Toolchain
-from .frontend_kernels import Found, Kernel, find_kernels
-from .frontend_rewrite import Constants, Rewriter
-from .frontend_scopes import find_functions
-from .frontend_strict import strictness
-from .frontend_tokens import Stream, SyntaxProblem, tokenize
-from .report import CompileError, Finding
+from ..compiler import CommandFailed, Toolchain
+from ..report import CompileError, Finding
+from .kernels import Found, Kernel, find_kernels
+from .rewrite import Constants, Rewriter
+from .scopes import find_scopes, functions_reaching
+from .strict import strictness
+from .tokens import Stream, SyntaxProblem, tokenize
 
 # Headers that the machine provides; a kernel source includes them by name.
 _STANDARD = [
@@ -149,22 +149,11 @@ def _dependencies(stream: Stream, name: str, stand_ins: Path) -> dict[str, str]:
 
 def _synchronised(s: Stream, found: Found) -> set[str]:
     """Kernels from which a synchronising name seems to be reached, by the words of function
-    bodies. Functions of one name are taken together; the build confirms what is left out here."""
-    words: dict[str, set[str]] = {}
-    for function in find_functions(s):
-        body = words.setdefault(function.name, set())
-        body.update(s[k] for k in range(function.begin, function.end))
-    reached = set()
-    for kernel in found.kernels:
-        pending, visited = [kernel.function, "operator"], set()
-        while pending:
-            name = pending.pop()
-            if name in visited:
-                continue
-            visited.add(name)
-            body = words.get(name, set())
-            if any(_SYNCHRONISES.match(w) or w == "threadgroup" for w in body):
-                reached.add(kernel.name)
-                break
-            pending += [w for w in body if w in words]
-    return reached
+    bodies. The build confirms what is left out here."""
+    reaching = functions_reaching(
+        s,
+        find_scopes(s).functions,
+        lambda k: s[k] == "threadgroup" or _SYNCHRONISES.match(s[k]) is not None,
+    )
+    everyone = "operator" in reaching
+    return {k.name for k in found.kernels if everyone or k.function in reaching}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""Declarations of threadgroup memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .tokens import ADDRESS_SPACES, Stream, split_top_level
+
+
+@dataclass(slots=True)
+class Storage:
+    """`threadgroup T a[N], b;`: the type, each declarator from its name on, and where `;` is."""
+
+    type: str
+    declarators: list[list[int]]
+    end: int
+
+
+def threadgroup_storage(s: Stream, i: int) -> Storage | None:
+    """What the `threadgroup` at `i` declares; None where it qualifies a pointer or a parameter."""
+    previous = s.before(i)
+    if s[previous] in ("const", "static", "volatile"):
+        previous = s.before(previous)
+    if s[previous] not in (";", "{", "}", ")", ":", ""):
+        return None
+    end = s.statement_end(i)
+    parts = split_top_level((k, s[k]) for k in s.code(i + 1, end))
+    first = [k for k in parts[0] if s[k] not in ADDRESS_SPACES]
+    at = _declared_name(s, first)
+    if at is None or any(s[k] in ("*", "&", "&&", "(") for k in first[:at]):
+        return None
+    declarators = [part for part in [first[at:], *parts[1:]] if part]
+    return Storage(" ".join(s[k] for k in first[:at]), declarators, end)
+
+
+def _declared_name(s: Stream, part: list[int]) -> int | None:
+    """Offset in `part` of the declared name: the last word before `[`, `=` or the end."""
+    angle, name = 0, None
+    for offset, k in enumerate(part):
+        if s[k] == "<":
+            angle += 1
+        elif s[k] == ">":
+            angle -= 1
+        elif angle == 0 and s[k] in ("[", "=", "(", "{"):
+            break
+        elif angle == 0 and s.tokens[k].kind == "word":
+            name = offset
+    return name
