@@ -14,7 +14,8 @@
 
 #include "simd.h"
 
-// Says which of its variants a kernel took; `metalcore.trace()` reads it after the call.
+// Says which of its variants a kernel took, on every path; `metalcore.trace()` reads it after the
+// call.
 extern thread_local const char* metalcore_variant;
 
 extern "C" void metalcore_prefer_huge_pages(void* start, int64_t bytes);
@@ -111,6 +112,15 @@ constexpr ScalarType dtype_of() {
 
 inline ScalarType accumulate_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// What an op registers: its function for the dispatcher. A call starts without a variant, so that
+// a trace never shows that of another op.
+//   m.impl("qr", kernel<&qr>);
+template <auto* function>
+void kernel(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
+  metalcore_variant = "";
+  TORCH_BOX(function)(stack, num_args, num_outputs);
 }
 
 }  // namespace metalcore::cpu

@@ -14,8 +14,6 @@ Tensor cholesky_solve(const Tensor& B, const Tensor& L, bool upper) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("cholesky_solve", TORCH_BOX(&cholesky_solve));
-}
+STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("cholesky_solve", kernel<&cholesky_solve>); }
 
 }  // namespace metalcore::cpu

@@ -304,8 +304,8 @@ std::tuple<Tensor, Tensor> eigvalsh(const Tensor& A, bool upper) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("eigh", TORCH_BOX(&eigh));
-  m.impl("eigvalsh", TORCH_BOX(&eigvalsh));
+  m.impl("eigh", kernel<&eigh>);
+  m.impl("eigvalsh", kernel<&eigvalsh>);
 }
 
 }  // namespace metalcore::cpu

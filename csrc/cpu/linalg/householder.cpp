@@ -76,6 +76,7 @@ std::tuple<Tensor, Tensor> householder_vector(const Tensor& x_in) {
   const ScalarType dtype = accumulate_dtype(x_in.scalar_type());
   const Tensor x = dense(to_dtype(x_in, dtype));
   const int64_t n = x.size(-1);
+  metalcore_variant = "vectors";
   Tensor v = cpu::empty_like(x), tau = cpu::empty(x.sizes().data(), x.dim() - 1, dtype);
   dispatch_float(dtype, "householder_vector", [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, simd::Acc<T>>) {
@@ -98,6 +99,7 @@ Tensor apply_householder(const Tensor& A_in, const Tensor& v_in, const Tensor& t
   const int64_t m = A.size(-2), n = A.size(-1), batch = tau.numel();
   STD_TORCH_CHECK(v.numel() == batch * (left ? m : n) && A.numel() == batch * m * n,
                   "apply_householder: A, v and tau must have the same batch dimensions");
+  metalcore_variant = left ? "columns" : "rows";
   Tensor Y = cpu::empty_like(A);
   dispatch_float(dtype, "apply_householder", [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, simd::Acc<T>>) {
@@ -124,8 +126,8 @@ Tensor apply_householder(const Tensor& A_in, const Tensor& v_in, const Tensor& t
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("householder_vector", TORCH_BOX(&householder_vector));
-  m.impl("apply_householder", TORCH_BOX(&apply_householder));
+  m.impl("householder_vector", kernel<&householder_vector>);
+  m.impl("apply_householder", kernel<&apply_householder>);
 }
 
 }  // namespace metalcore::cpu

@@ -84,6 +84,6 @@ Factors lu(const Tensor& A_in) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("lu", TORCH_BOX(&lu)); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("lu", kernel<&lu>); }
 
 }  // namespace metalcore::cpu

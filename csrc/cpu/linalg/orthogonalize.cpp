@@ -48,6 +48,7 @@ template <typename T>
 Tensor orthogonalize_tall(const Tensor& given) {
   const Tensor A = dense(given);
   const int64_t m = A.size(-2), n = A.size(-1), batch = A.numel() / std::max<int64_t>(1, m * n);
+  metalcore_variant = A.numel() == 0 ? "empty" : "gram";
   if (A.numel() == 0) return torch::stable::clone(A);
   const Tensor matrices = torch::stable::view(A, {batch, m, n});
   const Divided once = divide_by_factor(to_dtype(matrices, ScalarType::Double));
@@ -60,6 +61,7 @@ Tensor orthogonalize_tall(const Tensor& given) {
   for (int64_t b = 0; b < batch; ++b) {
     const bool factored = data<int32_t>(once.info)[b] == 0 && data<int32_t>(info)[b] == 0;
     if (factored && off_identity(data<double>(gram) + b * n * n, n) <= allowed) continue;
+    metalcore_variant = "gram_householder";
     householder(torch::stable::select(matrices, 0, b), mutable_data<T>(Q) + b * m * n);
   }
   return torch::stable::view(Q, A.sizes());
@@ -68,7 +70,6 @@ Tensor orthogonalize_tall(const Tensor& given) {
 Tensor orthogonalize(const Tensor& A) {
   const ScalarType dtype = accumulate_dtype(A.scalar_type());
   const Tensor wide = to_dtype(A, dtype);
-  metalcore_variant = "gram";
   const Tensor Q = dtype == ScalarType::Double ? orthogonalize_tall<double>(wide)
                                                : orthogonalize_tall<float>(wide);
   return to_dtype(Q, A.scalar_type());
@@ -76,6 +77,6 @@ Tensor orthogonalize(const Tensor& A) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("orthogonalize", TORCH_BOX(&orthogonalize)); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("orthogonalize", kernel<&orthogonalize>); }
 
 }  // namespace metalcore::cpu

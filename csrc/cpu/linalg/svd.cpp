@@ -273,9 +273,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> svd_solve(const Tensor& A_in, const T
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("svd", TORCH_BOX(&svd));
-  m.impl("svdvals", TORCH_BOX(&svdvals));
-  m.impl("svd_solve", TORCH_BOX(&svd_solve));
+  m.impl("svd", kernel<&svd>);
+  m.impl("svdvals", kernel<&svdvals>);
+  m.impl("svd_solve", kernel<&svd_solve>);
 }
 
 }  // namespace metalcore::cpu

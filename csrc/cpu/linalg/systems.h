@@ -78,7 +78,10 @@ template <typename T>
 Tensor solve_systems(const Tensor& A_in, const Tensor& B_in, Triangles triangles) {
   const Tensor A = dense(A_in), B = dense(B_in);
   const int64_t n = B.size(-2), k = B.size(-1);
-  if (B.numel() == 0) return cpu::empty_like(B);
+  if (B.numel() == 0) {
+    metalcore_variant = "empty";
+    return cpu::empty_like(B);
+  }
   const int64_t systems = B.numel() / (n * k);
   const bool few = k < kLanes<T>, alone = systems * 2 <= kLanes<T>;
   if (n > (few ? (alone ? trsm_alone_up_to : trsm_interleaved_up_to) : trsm_rows_up_to)) {

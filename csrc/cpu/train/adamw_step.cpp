@@ -351,8 +351,8 @@ Tensor adamw_norm(Tensors grads) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("adamw_step", TORCH_BOX(&adamw_step));
-  m.impl("adamw_norm", TORCH_BOX(&adamw_norm));
+  m.impl("adamw_step", kernel<&adamw_step>);
+  m.impl("adamw_norm", kernel<&adamw_norm>);
 }
 
 }  // namespace metalcore::cpu

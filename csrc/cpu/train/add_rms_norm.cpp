@@ -69,8 +69,8 @@ std::tuple<Tensor, Tensor> add_rms_norm_in_place(const Tensor& x_in, Tensor resi
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
-  m.impl("add_rms_norm_", TORCH_BOX(&add_rms_norm_in_place));
+  m.impl("add_rms_norm", kernel<&add_rms_norm>);
+  m.impl("add_rms_norm_", kernel<&add_rms_norm_in_place>);
 }
 
 }  // namespace metalcore::cpu

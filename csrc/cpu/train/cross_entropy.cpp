@@ -345,8 +345,8 @@ std::tuple<Tensor, Tensor> cross_entropy_in_place(Tensor logits, const Tensor& t
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("cross_entropy_", TORCH_BOX(&cross_entropy_in_place));
+  m.impl("cross_entropy", kernel<&cross_entropy>);
+  m.impl("cross_entropy_", kernel<&cross_entropy_in_place>);
 }
 
 }  // namespace metalcore::cpu

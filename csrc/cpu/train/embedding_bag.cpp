@@ -365,8 +365,8 @@ std::tuple<Tensor, Tensor> embedding_bag_backward(const Tensor& dy_in, const Ten
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("embedding_bag", TORCH_BOX(&embedding_bag));
-  m.impl("embedding_bag_backward", TORCH_BOX(&embedding_bag_backward));
+  m.impl("embedding_bag", kernel<&embedding_bag>);
+  m.impl("embedding_bag_backward", kernel<&embedding_bag_backward>);
 }
 
 }  // namespace metalcore::cpu

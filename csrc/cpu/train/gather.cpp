@@ -133,9 +133,9 @@ Tensor scatter_add(const Tensor& x_in, const Tensor& index_in, const Tensor& src
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("gather", TORCH_BOX(&gather));
-  m.impl("index_select", TORCH_BOX(&index_select));
-  m.impl("scatter_add", TORCH_BOX(&scatter_add));
+  m.impl("gather", kernel<&gather>);
+  m.impl("index_select", kernel<&index_select>);
+  m.impl("scatter_add", kernel<&scatter_add>);
 }
 
 }  // namespace metalcore::cpu

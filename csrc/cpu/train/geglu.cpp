@@ -19,8 +19,8 @@ std::tuple<Tensor, Tensor> geglu_backward(const Tensor& dy, const Tensor& gate, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("geglu", TORCH_BOX(&geglu));
-  m.impl("geglu_backward", TORCH_BOX(&geglu_backward));
+  m.impl("geglu", kernel<&geglu>);
+  m.impl("geglu_backward", kernel<&geglu_backward>);
 }
 
 }  // namespace metalcore::cpu

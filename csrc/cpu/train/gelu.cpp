@@ -28,10 +28,10 @@ Tensor bias_gelu_backward(const Tensor& dy, const Tensor& x, const Tensor& bias,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("gelu", TORCH_BOX(&gelu));
-  m.impl("gelu_backward", TORCH_BOX(&gelu_backward));
-  m.impl("bias_gelu", TORCH_BOX(&bias_gelu));
-  m.impl("bias_gelu_backward", TORCH_BOX(&bias_gelu_backward));
+  m.impl("gelu", kernel<&gelu>);
+  m.impl("gelu_backward", kernel<&gelu_backward>);
+  m.impl("bias_gelu", kernel<&bias_gelu>);
+  m.impl("bias_gelu_backward", kernel<&bias_gelu_backward>);
 }
 
 }  // namespace metalcore::cpu

@@ -49,8 +49,8 @@ std::tuple<Tensor, Tensor> jsd_backward(const Tensor& dloss, const Tensor& input
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("jsd", TORCH_BOX(&jsd));
-  m.impl("jsd_backward", TORCH_BOX(&jsd_backward));
+  m.impl("jsd", kernel<&jsd>);
+  m.impl("jsd_backward", kernel<&jsd_backward>);
 }
 
 }  // namespace metalcore::cpu

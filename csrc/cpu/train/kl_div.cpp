@@ -47,8 +47,8 @@ std::tuple<Tensor, Tensor> kl_div_backward(const Tensor& dloss, const Tensor& in
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("kl_div", TORCH_BOX(&kl_div));
-  m.impl("kl_div_backward", TORCH_BOX(&kl_div_backward));
+  m.impl("kl_div", kernel<&kl_div>);
+  m.impl("kl_div_backward", kernel<&kl_div_backward>);
 }
 
 }  // namespace metalcore::cpu

@@ -127,8 +127,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy_in, cons
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("layer_norm", TORCH_BOX(&layer_norm));
-  m.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
+  m.impl("layer_norm", kernel<&layer_norm>);
+  m.impl("layer_norm_backward", kernel<&layer_norm_backward>);
 }
 
 }  // namespace metalcore::cpu

@@ -131,8 +131,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("rms_norm", TORCH_BOX(&rms_norm));
-  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+  m.impl("rms_norm", kernel<&rms_norm>);
+  m.impl("rms_norm_backward", kernel<&rms_norm_backward>);
 }
 
 }  // namespace metalcore::cpu

@@ -23,10 +23,10 @@ Tensor bias_silu_backward(const Tensor& dy, const Tensor& x, const Tensor& bias)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("silu", TORCH_BOX(&silu));
-  m.impl("silu_backward", TORCH_BOX(&silu_backward));
-  m.impl("bias_silu", TORCH_BOX(&bias_silu));
-  m.impl("bias_silu_backward", TORCH_BOX(&bias_silu_backward));
+  m.impl("silu", kernel<&silu>);
+  m.impl("silu_backward", kernel<&silu_backward>);
+  m.impl("bias_silu", kernel<&bias_silu>);
+  m.impl("bias_silu_backward", kernel<&bias_silu_backward>);
 }
 
 }  // namespace metalcore::cpu

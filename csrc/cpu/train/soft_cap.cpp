@@ -35,8 +35,8 @@ Tensor soft_cap_backward(const Tensor& dy, const Tensor& x, double cap) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("soft_cap", TORCH_BOX(&soft_cap));
-  m.impl("soft_cap_backward", TORCH_BOX(&soft_cap_backward));
+  m.impl("soft_cap", kernel<&soft_cap>);
+  m.impl("soft_cap_backward", kernel<&soft_cap_backward>);
 }
 
 }  // namespace metalcore::cpu

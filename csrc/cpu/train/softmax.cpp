@@ -150,8 +150,8 @@ Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("softmax", TORCH_BOX(&softmax));
-  m.impl("softmax_backward", TORCH_BOX(&softmax_backward));
+  m.impl("softmax", kernel<&softmax>);
+  m.impl("softmax_backward", kernel<&softmax_backward>);
 }
 
 }  // namespace metalcore::cpu

@@ -15,8 +15,8 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
-  m.impl("swiglu", TORCH_BOX(&swiglu));
-  m.impl("swiglu_backward", TORCH_BOX(&swiglu_backward));
+  m.impl("swiglu", kernel<&swiglu>);
+  m.impl("swiglu_backward", kernel<&swiglu_backward>);
 }
 
 }  // namespace metalcore::cpu
