@@ -7,22 +7,15 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from . import swizzles
-from .compiler import (
-    PACKAGE,
-    CommandFailed,
-    cache_directory,
-    package_digest,
-    toolchain,
-)
+from .cache import digest, entry
+from .compiler import PACKAGE, CommandFailed, included, toolchain
 from .frontend.kernels import Kernel
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend.rewrite import symbol, threadgroup_names
@@ -31,7 +24,7 @@ from .report import CompileError, Finding
 from .sites import Site, add_sites
 
 # From this many kernels on, each is built when it is first asked for.
-BUILD_ALL_UP_TO = 12
+BUILD_ALL_UP_TO = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _BLOCKING = ("msl_threadgroup_barrier", "msl_collective", "msl_threadgroup_memory", "msl_lane")
 
@@ -57,53 +50,59 @@ class Build:
     threadgroup_names: dict[int, str]
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+@lru_cache(maxsize=1)
+def _shim() -> dict[str, str]:
+    """The texts of the headers in front of every kernel, by name."""
+    files = included(PACKAGE / "machine" / "metal_stdlib.h")
+    return {file.name: file.read_text() for file in files} | {"swizzles.h": swizzles.header()}
 
 
-def machine_headers() -> Path:
-    """Folder with the generated header and the stand-ins for Metal's own."""
-    folder = cache_directory() / f"include-{package_digest()[:16]}"
-    if not folder.is_dir():
+@lru_cache(maxsize=1)
+def _makers() -> str:
+    """Changes when the code does that makes libraries out of sources."""
+    files = [
+        PACKAGE / "build.py",
+        PACKAGE / "sites.py",
+        *sorted((PACKAGE / "frontend").glob("*.py")),
+    ]
+    return digest(*(file.read_bytes() for file in files))
 
-        def fill(target: Path) -> None:
-            write_stand_ins(target / "metal")
-            (target / "swizzles.h").write_text(swizzles.header())
 
-        _make(folder, fill)
-    return folder
+def headers() -> Path:
+    """Folder with the machine's headers for kernels, and in metal/ stand-ins for Metal's own."""
+
+    def fill(target: Path) -> None:
+        write_stand_ins(target / "metal")
+        for name, text in _shim().items():
+            (target / name).write_text(text)
+
+    return entry(f"headers-{digest(repr(_shim()), _makers())}", fill)
+
+
+def _precompiled(checked: bool) -> Path:
+    """The machine's headers as the compiler keeps them in memory."""
+    tools, folder = toolchain(), headers()
+
+    def fill(target: Path) -> None:
+        tools.precompile(folder / "metal_stdlib.h", target / "machine.pch", checked)
+
+    # It holds the place of the headers.
+    return entry(f"precompiled-{digest(str(folder), tools.recipe(checked))}", fill) / "machine.pch"
 
 
 def machine_library(checked: bool) -> Path:
     """The machine itself as a shared library."""
     tools = toolchain()
-    name = "checked" if checked else "fast"
-    folder = cache_directory() / f"machine-{name}-{_digest(package_digest(), tools.identity)}"
+    source = PACKAGE / "machine" / "machine.cpp"
 
     def fill(target: Path) -> None:
-        flags = ["-DMSL_CHECKED"] if checked else []
-        tools.to_object(PACKAGE / "machine" / "machine.cpp", target / "machine.o", flags)
+        tools.compile_machine(source, target / "machine.o", checked)
         tools.link([target / "machine.o"], target / f"machine{_SUFFIX}")
+        (target / "machine.o").unlink()
 
-    if not folder.is_dir():
-        _make(folder, fill)
-    return folder / f"machine{_SUFFIX}"
-
-
-def _make(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fills a new folder and puts it in place at once, so that no one sees half of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
-    try:
-        fill(work)
-        work.rename(folder)
-    except OSError:
-        # Another process was faster.
-        if not folder.is_dir():
-            raise
-    finally:
-        if work.is_dir():
-            shutil.rmtree(work)
+    texts = [file.read_bytes() for file in included(source)]
+    key = digest(tools.recipe(checked), str(checked), *texts)
+    return entry(f"machine-{key}", fill) / f"machine{_SUFFIX}"
 
 
 class Builder:
@@ -114,28 +113,19 @@ class Builder:
         self.checked = checked
         self.tools = toolchain()
         self._parsed: Parsed | None = None
-        mode = "checked" if checked else "fast"
-        self.key = _digest(package_digest(), self.tools.identity, mode, source.describe())
-        self.index = self._read_index() or self._write_index()
+        self._headers = headers()
+        shim = repr(_shim())
+        self.key = digest(_makers(), shim, self.tools.recipe(checked), source.describe())
+        self.index = self._read_index()
 
-    def _index_path(self) -> Path:
-        return cache_directory() / self.key / "index.json"
+    def _read_index(self) -> Index:
+        def fill(target: Path) -> None:
+            (target / "index.json").write_text(json.dumps(asdict(self._new_index())))
 
-    def _read_index(self) -> Index | None:
-        path = self._index_path()
-        if not path.is_file():
-            return None
-        data = json.loads(path.read_text())
-        for file, digest in data["dependencies"].items():
-            try:
-                content = Path(file).read_bytes()
-            except OSError:
-                return None
-            if hashlib.sha256(content).hexdigest() != digest:
-                return None
-        return Index(data["kernels"], _findings(data["findings"]), data["dependencies"])
+        folder = entry(f"source-{self.key}", fill, _dependencies_are_unchanged)
+        return _index(folder)
 
-    def _write_index(self) -> Index:
+    def _new_index(self) -> Index:
         parsed = self.parsed()
         kernels = {
             k.name: {
@@ -145,42 +135,42 @@ class Builder:
             }
             for k in parsed.kernels
         }
-        index = Index(kernels, parsed.findings, parsed.dependencies)
-        _write_json(
-            self._index_path(),
-            {
-                "kernels": kernels,
-                "findings": [asdict(f) for f in index.findings],
-                "dependencies": index.dependencies,
-            },
-        )
-        return index
+        return Index(kernels, parsed.findings, parsed.dependencies)
 
     def parsed(self) -> Parsed:
         if self._parsed is None:
-            self._parsed = parse(self.source, self.tools, machine_headers() / "metal")
+            self._parsed = parse(self.source, self.tools, self._headers / "metal")
         return self._parsed
 
     def build(self, kernel: str) -> Build:
         """The library that holds `kernel`."""
         together = len(self.index.kernels) <= BUILD_ALL_UP_TO
         names = sorted(self.index.kernels) if together else [kernel]
-        contents = _digest(
-            *names, *(f"{f}={d}" for f, d in sorted(self.index.dependencies.items()))
-        )
-        folder = cache_directory() / self.key / contents
-        if not (folder / "build.json").is_file():
+        precompiled = self.precompiled()
+
+        def fill(target: Path) -> None:
             chosen = [k for k in self.parsed().kernels if k.name in names]
-            _make(folder, lambda target: self._compile(target, chosen))
+            self._compile(target, chosen, precompiled)
+
+        folder = entry(f"kernels-{self.digest(*names)}", fill)
         data = json.loads((folder / "build.json").read_text())
         return Build(
             folder / f"kernels{_SUFFIX}",
             [Site(s[0], s[1], s[2], tuple((f, n) for f, n in s[3])) for s in data["sites"]],
-            _findings(data["findings"]),
+            read_findings(data["findings"]),
             set(data["whole_groups"]),
             set(data["synchronised"]),
             {int(slot): name for slot, name in data["threadgroup_names"].items()},
         )
+
+    def precompiled(self) -> Path:
+        """What its kernels are compiled with; to be asked for before an entry is made of them."""
+        self._headers = headers()
+        return _precompiled(self.checked)
+
+    def digest(self, *parts: str) -> str:
+        """A key for what is made of this source, and of the files it includes."""
+        return digest(self.key, repr(sorted(self.index.dependencies.items())), *parts)
 
     def _cpp(self, parsed: Parsed, kernels: list[Kernel]) -> str:
         try:
@@ -189,27 +179,29 @@ class Builder:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None
 
-    def intermediate(self, folder: Path) -> str:
+    def intermediate(self, folder: Path, precompiled: Path) -> str:
         """LLVM IR of all kernels, each in one function."""
-        self._to_ir(folder, self._cpp(self.parsed(), self.parsed().kernels), whole=True)
+        cpp = self._cpp(self.parsed(), self.parsed().kernels)
+        self._to_ir(folder, cpp, precompiled, whole=True)
         return (folder / "kernels.ll").read_text()
 
-    def _to_ir(self, folder: Path, cpp: str, whole: bool = False) -> str:
+    def _to_ir(self, folder: Path, cpp: str, precompiled: Path, whole: bool = False) -> str:
         """Writes kernels.cpp and kernels.ll; returns the warnings."""
         source = folder / "kernels.cpp"
         source.write_text(cpp)
-        (folder / "swizzles.h").write_bytes((machine_headers() / "swizzles.h").read_bytes())
+        target = folder / "kernels.ll"
         try:
-            return self.tools.to_intermediate(source, folder / "kernels.ll", self.checked, whole)
+            return self.tools.to_intermediate(source, target, precompiled, self.checked, whole)
         except CommandFailed as failure:
-            raise CompileError(_own_names(diagnostics(failure.text), str(source))) from None
+            own = (str(source), str(self._headers))
+            raise CompileError(_own_names(diagnostics(failure.text), own)) from None
 
-    def _compile(self, folder: Path, kernels: list[Kernel]) -> None:
+    def _compile(self, folder: Path, kernels: list[Kernel], precompiled: Path) -> None:
         parsed = self.parsed()
         ir = folder / "kernels.ll"
         while True:
             cpp = self._cpp(parsed, kernels)
-            said = self._to_ir(folder, cpp)
+            said = self._to_ir(folder, cpp, precompiled)
             text = ir.read_text()
             blocking = _blocking_functions(text)
             late = {
@@ -220,25 +212,23 @@ class Builder:
             if not late:
                 break
             parsed.synchronised |= late
-        text, sites = add_sites(text)
+        text, sites = add_sites(text, parsed.files, str(self._headers))
         ir.write_text(text)
         self.tools.to_object(ir, folder / "kernels.o")
         self.tools.link([folder / "kernels.o"], folder / f"kernels{_SUFFIX}")
         warnings = [f for f in diagnostics(said) if f.kind == "uninitialized"] if said else []
         threads = {k.name for k in kernels if f"msl_thread_{symbol(k.name)}" in blocking}
         whole = {k.name for k in kernels if k.name not in parsed.synchronised}
-        _write_json(
-            folder / "build.json",
-            {
-                "sites": [[s.file, s.line, s.column, s.calls] for s in sites],
-                "findings": [asdict(f) for f in warnings],
-                "whole_groups": sorted(whole if not self.checked else ()),
-                "synchronised": sorted(threads),
-                "threadgroup_names": threadgroup_names(cpp),
-            },
-        )
+        known = {
+            "sites": [[s.file, s.line, s.column, s.calls] for s in sites],
+            "findings": [asdict(f) for f in warnings],
+            "whole_groups": sorted(whole if not self.checked else ()),
+            "synchronised": sorted(threads),
+            "threadgroup_names": threadgroup_names(cpp),
+        }
+        (folder / "build.json").write_text(json.dumps(known))
         if not os.environ.get("MSLSIM_KEEP"):
-            for name in ("kernels.cpp", "kernels.ll", "kernels.o", "swizzles.h"):
+            for name in ("kernels.cpp", "kernels.ll", "kernels.o"):
                 (folder / name).unlink()
 
 
@@ -262,20 +252,23 @@ def _blocking_functions(ir: str) -> set[str]:
     return blocking
 
 
-def _own_names(findings: list[Finding], path: str) -> list[Finding]:
+def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:
     """Errors inside the machine's headers are reported without a place of their own."""
-    return [
-        f if f.file != path and str(PACKAGE) not in f.file else Finding(f.kind, f.message)
-        for f in findings
-    ]
+    return [f if not f.file.startswith(own) else Finding(f.kind, f.message) for f in findings]
 
 
-def _findings(data: list[dict[str, Any]]) -> list[Finding]:
+def read_findings(data: list[dict[str, Any]]) -> list[Finding]:
     return [Finding(**{**d, "threads": tuple(d["threads"])}) for d in data]
 
 
-def _write_json(path: Path, data: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data))
-    temporary.replace(path)
+def _index(folder: Path) -> Index:
+    data = json.loads((folder / "index.json").read_text())
+    return Index(data["kernels"], read_findings(data["findings"]), data["dependencies"])
+
+
+def _dependencies_are_unchanged(folder: Path) -> bool:
+    """Whether the files that a source includes are what they were."""
+    return all(
+        Path(file).is_file() and hashlib.sha256(Path(file).read_bytes()).hexdigest() == known
+        for file, known in _index(folder).dependencies.items()
+    )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import platform
@@ -14,6 +13,8 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from .cache import cache_directory, digest
 
 OLDEST_CLANG = 19
 PACKAGE = Path(__file__).resolve().parent
@@ -86,6 +87,13 @@ _CHECKED = [
     "-disable-licm-promotion",
     "-ftrivial-auto-var-init=pattern",
 ]
+_PREPROCESSED = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
+# The passes have run: what is left is code generation.
+_OBJECT = ["-O2", "-fPIC", "-Wno-everything", "-Xclang", "-disable-llvm-passes"]
+
+
+def _kernel_flags(checked: bool, whole: bool) -> list[str]:
+    return [*_KERNEL, *(_WHOLE if whole else _INLINED), *(_CHECKED if checked else [])]
 
 
 class CompilerMissing(RuntimeError):
@@ -100,69 +108,64 @@ class CommandFailed(Exception):
         self.text = text
 
 
-def cache_directory() -> Path:
-    """Where built libraries are kept: $MSLSIM_CACHE or the user's cache folder."""
-    chosen = os.environ.get("MSLSIM_CACHE")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mslsim"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mslsim"
-
-
 @dataclass(frozen=True)
 class Toolchain:
-    """`command` starts the C++ compiler; `identity` changes when it does."""
+    """`clang` starts the compiler for kernels, which need no C library, `driver` the one that knows
+    it; `identity` changes with the compiler's version and the CPU it compiles for."""
 
-    command: tuple[str, ...]
+    clang: tuple[str, ...]
+    driver: tuple[str, ...]
     identity: str
     is_zig: bool
 
-    def run(self, arguments: list[str], stdin: str | None = None) -> tuple[str, str]:
-        """Runs the compiler and returns what it wrote to stdout and stderr."""
-        return _execute([*self.command, *arguments], stdin)
+    def recipe(self, checked: bool, whole: bool = False) -> str:
+        """Everything but the source that decides what becomes of a kernel."""
+        flags = (_PREPROCESSED, _kernel_flags(checked, whole), _OBJECT)
+        return repr((self.identity, self.clang[1:], flags))
 
     def preprocess(self, text: str, name: str, flags: list[str]) -> str:
         """`text` after the preprocessor, with line markers that call it `name`."""
-        arguments = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
-        return self.run([*arguments, *flags, "-"], f'# 1 "{name}"\n{text}')[0]
+        return _execute([*self.clang, *_PREPROCESSED, *flags, "-"], f'# 1 "{name}"\n{text}')[0]
+
+    def precompile(self, header: Path, target: Path, checked: bool) -> None:
+        """A header that `to_intermediate` then need not read again."""
+        flags = [*_kernel_flags(checked, False), "-I", str(header.parent)]
+        # Headers are told apart by their contents, so their times mean nothing.
+        flags += ["-Xclang", "-fno-pch-timestamp", "-x", "c++-header"]
+        _execute([*self.clang, *flags, str(header), "-o", str(target)])
 
     def to_intermediate(
-        self, source: Path, target: Path, checked: bool, whole: bool = False
+        self, source: Path, target: Path, header: Path, checked: bool, whole: bool = False
     ) -> str:
-        """C++ to textual LLVM IR, optimised; returns the warnings. `whole` puts each kernel into
-        one function."""
-        flags = [*_KERNEL, *(_WHOLE if whole else _INLINED), *(_CHECKED if checked else [])]
-        flags += self._cpu()
-        include = ["-I", str(source.parent), "-I", str(PACKAGE / "machine")]
-        return self.run([*flags, *include, "-S", "-emit-llvm", str(source), "-o", str(target)])[1]
+        """C++ to textual LLVM IR, optimised, after a precompiled `header`; returns the warnings.
+        `whole` puts each kernel into one function."""
+        flags = [*_kernel_flags(checked, whole), "-include-pch", str(header)]
+        command = [*self.clang, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)]
+        return _execute(command)[1]
 
-    def to_object(self, source: Path, target: Path, flags: list[str] | None = None) -> None:
-        """One translation unit (C++ or IR) to an object file."""
-        if source.suffix == ".ll":
-            chosen = ["-O2", "-fPIC", "-Wno-everything", "-Xclang", "-disable-llvm-passes"]
-        else:
-            chosen = [*_COMMON, "-DMSL_MACHINE", "-Wall", "-Wextra"]
-        self.run([*chosen, *self._cpu(), *(flags or []), "-c", str(source), "-o", str(target)])
+    def to_object(self, source: Path, target: Path) -> None:
+        """LLVM IR to an object file."""
+        _execute([*self.clang, *_OBJECT, "-c", str(source), "-o", str(target)])
+
+    def compile_machine(self, source: Path, target: Path, checked: bool) -> None:
+        """The machine's own C++ to an object file."""
+        flags = [*_COMMON, "-DMSL_MACHINE", "-Wall", "-Wextra"]
+        flags += ["-DMSL_CHECKED"] if checked else []
+        _execute([*self.driver, *flags, "-c", str(source), "-o", str(target)])
 
     def link(self, objects: list[Path], target: Path) -> None:
         """A shared library. Its open symbols are those of libc and libm, present in any process."""
         names = [str(o) for o in objects]
         if self.is_zig and sys.platform == "linux":
             # The bare linker: the driver would first build a C library.
-            zig = self.command[0]
-            _execute([zig, "ld.lld", "-shared", "--gc-sections", *names, "-o", str(target)], None)
+            zig = self.driver[0]
+            _execute([zig, "ld.lld", "-shared", "--gc-sections", *names, "-o", str(target)])
         else:
-            self.run(["-shared", *names, "-o", str(target)])
-
-    def _cpu(self) -> list[str]:
-        if self.is_zig:
-            return []
-        native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-        return [native]
+            _execute([*self.driver, "-shared", *names, "-o", str(target)])
 
 
-def _execute(command: list[str], stdin: str | None) -> tuple[str, str]:
+def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
+    """Runs `command` and returns what it wrote to stdout and stderr."""
     environment = dict(os.environ)
     # zig keeps caches of its own; they belong beside ours.
     for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
@@ -181,28 +184,39 @@ def toolchain() -> Toolchain:
     names = [chosen] if chosen else ["clang++", *(f"clang++-{v}" for v in range(30, 18, -1))]
     for name in names if chosen != "zig" else []:
         path = shutil.which(name)
-        if path and _clang_version(path) >= OLDEST_CLANG:
-            return Toolchain((path,), _identity(path), False)
+        version = _version(path, "--version") if path else ""
+        if path and _upstream_major(version) >= OLDEST_CLANG:
+            command = (path, _native())
+            return Toolchain(command, command, version + _cpu_features(), False)
     if chosen not in (None, "zig"):
         raise CompilerMissing(f"mslsim: MSLSIM_CXX={chosen} is no clang++ >= {OLDEST_CLANG}")
     spec = importlib.util.find_spec("ziglang")
     if spec and spec.submodule_search_locations:
-        zig = Path(next(iter(spec.submodule_search_locations))) / "zig"
-        return Toolchain((str(zig), "c++"), _identity(str(zig)), True)
+        zig = str(Path(next(iter(spec.submodule_search_locations))) / "zig")
+        driver: tuple[str, ...] = (zig, "c++")
+        clang = driver
+        if sys.platform == "linux":
+            # The clang inside zig starts in half the time, and keeps no cache of its own.
+            clang = (zig, "clang", f"--target={platform.machine()}-linux-gnu", _native())
+        return Toolchain(clang, driver, _version(zig, "version") + _cpu_features(), True)
     raise CompilerMissing(f"mslsim: needs clang >= {OLDEST_CLANG} on PATH, or: pip install ziglang")
 
 
+def _native() -> str:
+    return "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+
+
 @lru_cache(maxsize=32)
-def _clang_version(path: str) -> int:
+def _version(path: str, argument: str) -> str:
+    """What the compiler says of itself, but for where it is."""
+    text = subprocess.run([path, argument], capture_output=True, text=True).stdout
+    return "".join(line for line in text.splitlines(True) if not line.startswith("InstalledDir"))
+
+
+def _upstream_major(version: str) -> int:
     """Major version of an upstream clang; 0 for Apple's, whose numbers mean something else."""
-    text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-    match = re.search(r"clang version (\d+)", text)
-    return int(match[1]) if match and "Apple" not in text else 0
-
-
-def _identity(path: str) -> str:
-    state = os.stat(path)
-    return f"{path}:{state.st_size}:{state.st_mtime_ns}:{_cpu_features()}"
+    match = re.search(r"clang version (\d+)", version)
+    return int(match[1]) if match and "Apple" not in version else 0
 
 
 def _cpu_features() -> str:
@@ -211,14 +225,18 @@ def _cpu_features() -> str:
     if info.exists():
         match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(), re.MULTILINE)
         if match:
-            return hashlib.sha256(match[1].encode()).hexdigest()[:12]
+            return digest(match[1])
     return platform.processor() or platform.machine()
 
 
-@lru_cache(maxsize=1)
-def package_digest() -> str:
-    """Changes when any source of this package does."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".h", ".cpp")):
-        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
-    return digest.hexdigest()
+def included(path: Path) -> list[Path]:
+    """`path` and the files of this package that it includes, each once."""
+    files: list[Path] = []
+    pending = [path]
+    while pending:
+        file = pending.pop()
+        if file not in files and file.is_file():
+            files.append(file)
+            names = re.findall(r'^\s*#include "([^"]+)"', file.read_text(), re.MULTILINE)
+            pending += [(file.parent / name).resolve() for name in names]
+    return sorted(files)

@@ -102,11 +102,15 @@ def run(
 
 def lint(source: str, *, registers: bool = False, **options: Any) -> list[Finding]:
     """Only the strictness findings of `source`, and its compile errors; with `registers` also the
-    arrays of its kernels that are in memory, because an index is no constant."""
+    arrays of its kernels that are in memory, because an index is no constant.
+
+    `options` are those of `compile_shader` that say how to read the source.
+    """
     try:
-        library = compile_shader(source, "none", **options)
         if registers:
-            return arrays_in_memory(library._builder)
+            builder = Builder(Source(source, **options), checked=False)
+            return builder.index.findings or arrays_in_memory(builder)
+        library = Library(Source(source, **options), frozenset(), "raise", DEFAULT_TIMEOUT)
         for name in dir(library):
             library[name]._build()
     except CompileError as error:
@@ -165,7 +169,8 @@ class Kernel:
         self._rows: list[Row] | None = None
 
     def _build(self) -> Build:
-        if self._built is None:
+        # Another process may have thrown it out of the cache.
+        if self._built is None or not self._built.library.exists():
             self._built = self._library._builder.build(self.name)
         return self._built
 

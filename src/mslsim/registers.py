@@ -7,11 +7,15 @@ loops are unrolled. Any other one is in device memory, at the cost of a load for
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
-from .build import Builder
+from .build import Builder, read_findings
+from .cache import entry
+from .frontend.parse import Parsed
 from .frontend.rewrite import symbol
 from .report import Finding
 
@@ -25,12 +29,24 @@ _FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\", directory: \"([
 
 
 def arrays_in_memory(builder: Builder) -> list[Finding]:
-    """A finding for each kernel and array."""
-    kernels = {symbol(k.name): k.name for k in builder.parsed().kernels}
-    with tempfile.TemporaryDirectory() as folder:
-        ir = builder.intermediate(Path(folder)).splitlines()
+    """A finding for each kernel and array; kept on disk like what is built."""
+    precompiled = builder.precompiled()
+
+    def fill(target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            ir = builder.intermediate(Path(folder), precompiled).splitlines()
+        found = [asdict(f) for f in _arrays(builder.parsed(), ir)]
+        (target / "findings.json").write_text(json.dumps(found))
+
+    own = Path(__file__).read_text()
+    folder = entry(f"registers-{builder.digest(builder.tools.recipe(False, True), own)}", fill)
+    return read_findings(json.loads((folder / "findings.json").read_text()))
+
+
+def _arrays(parsed: Parsed, ir: list[str]) -> list[Finding]:
+    kernels = {symbol(k.name): k.name for k in parsed.kernels}
     # the compiler splits the names of files that share folders with its own
-    named = {token.file for token in builder.parsed().stream.tokens}
+    named = parsed.files
     files = {
         m[1]: m[2] if m[2] in named else f"{m[3]}/{m[2]}" for line in ir if (m := _FILE.match(line))
     }

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-
-from .compiler import PACKAGE
 
 _SITED = re.compile(
     r"@(__tsan_(?:unaligned_)?(?:read|write)\d+|__tsan_mem(?:cpy|move|set)"
@@ -26,7 +25,6 @@ _SCOPE = re.compile(
 _FILE = re.compile(
     r'^!(\d+) = !DIFile\(filename: "((?:[^"\\]|\\.)*)"(?:, directory: "((?:[^"\\]|\\.)*)")?'
 )
-_OWN = str(PACKAGE)
 _DEBUG = re.compile(r"!dbg !(\d+)")
 
 
@@ -40,20 +38,16 @@ class Site:
     calls: tuple[tuple[str, int], ...] = ()
 
 
-def _full_path(name: str, folder: str) -> str:
-    """The compiler may shorten paths by its own folder; a source that is no file keeps its name."""
-    path = os.path.normpath(os.path.join(folder, name))
-    return path if os.path.isfile(path) else name
-
-
 def _fields(text: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+): (!?[\w]+)", text))
 
 
 class _Locations:
-    """The debug locations of a module."""
+    """The debug locations of a module that came from `sources`, and from files in `own`."""
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, lines: list[str], sources: Collection[str], own: str) -> None:
+        self.own = own
+        names = {os.path.normpath(name): name for name in sources}
         self.locations: dict[str, dict[str, str]] = {}
         self.scopes: dict[str, dict[str, str]] = {}
         self.files: dict[str, str] = {}
@@ -65,7 +59,11 @@ class _Locations:
             elif match := _SCOPE.match(line):
                 self.scopes["!" + match[1]] = _fields(match[2])
             elif match := _FILE.match(line):
-                self.files["!" + match[1]] = _full_path(match[2], match[3] or "")
+                # The compiler splits the names of files that share folders with its own.
+                name, full = (
+                    os.path.normpath(os.path.join(f, match[2])) for f in ("", match[3] or "")
+                )
+                self.files["!" + match[1]] = names.get(name) or names.get(full, full)
 
     def chain(self, number: str) -> tuple[tuple[str, int, int], ...]:
         """(file, line, column) of a location and of what it was inlined at, innermost first."""
@@ -75,16 +73,20 @@ class _Locations:
             scope = self.scopes.get(location.get("scope", ""), {})
             file = self.files.get(scope.get("file", ""), "?")
             # Code of the machine's headers counts as part of the line that calls it.
-            if not file.startswith(_OWN):
+            if not file.startswith(self.own):
                 frames.append((file, int(location.get("line", 0)), int(location.get("column", 0))))
             location = self.locations.get(location.get("inlinedAt", ""))
         return tuple(frames)
 
 
-def add_sites(text: str) -> tuple[str, list[Site]]:
-    """IR with site numbers in place, and the table they index. Site 0 is an unknown position."""
+def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[Site]]:
+    """IR with site numbers in place, and the table they index. Site 0 is an unknown position.
+
+    `sources` are the files the text came from, by the names they go by; what is in folder `own`
+    counts as part of the lines that use it.
+    """
     lines = text.split("\n")
-    known = _Locations(lines)
+    known = _Locations(lines, sources, own)
     calls: list[tuple[int, int, str]] = []
     chains: dict[str, tuple[tuple[str, int, int], ...]] = {}
     for at, line in enumerate(lines):

@@ -73,6 +73,10 @@ class Parsed:
     def kernels(self) -> list[Kernel]:
         return self.found.kernels
 
+    @property
+    def files(self) -> set[str]:
+        return {token.file for token in self.stream.tokens}
+
     def to_cpp(self, kernels: list[Kernel], checked: bool) -> str:
         plain = {k.name for k in kernels if k.name not in self.synchronised}
         rewriter = Rewriter(self.stream, self.found, self.constants)
@@ -138,7 +142,7 @@ def _macro(value: str | int | float) -> str:
 
 
 def _dependencies(stream: Stream, name: str, stand_ins: Path) -> dict[str, str]:
-    files = {t.file for t in stream.tokens} - {name, "?"}
+    files = {token.file for token in stream.tokens} - {name, "?"}
     known = {}
     for file in files:
         path = Path(file)

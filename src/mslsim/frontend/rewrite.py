@@ -58,7 +58,7 @@ class Rewriter:
             out.append(text)
             out += [thunks[k] for k in range(i, end) if k in thunks]
             i = end
-        return '#include "metal_stdlib.h"\n' + "".join(out) + "\n"
+        return "".join(out) + "\n"
 
     def _replace(self, begin: int, end: int, text: str) -> None:
         """Puts `text` for [begin, end), keeping the line count and the preprocessor's lines."""
