@@ -5,9 +5,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .arguments import uninitialized
     from .compiler import CompilerMissing
     from .library import Kernel, Library, compile_shader, lint, run
+    from .memory import uninitialized
     from .report import CompileError, Finding, KernelError, LaunchError, Report
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 # Where each name is. Modules load on first use: `mslsim.signature` needs none of them.
 _HOME = {
-    "uninitialized": "arguments",
+    "uninitialized": "memory",
     "CompilerMissing": "compiler",
     **dict.fromkeys(("Kernel", "Library", "compile_shader", "lint", "run"), "library"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),

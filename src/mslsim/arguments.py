@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .memory import Uninitialized, extent, is_tensor
 from .report import Finding
 
 BUFFERS = 31
@@ -29,18 +30,6 @@ _CASTS: dict[str, np.dtype[Any]] = {
 }
 
 
-class Uninitialized:
-    """A buffer whose contents have no meaning yet; see `uninitialized`."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-
-def uninitialized(array: Any) -> Uninitialized:
-    """Marks a buffer as not written yet: a checked run reports reads before writes."""
-    return Uninitialized(array)
-
-
 @dataclass(slots=True)
 class Block:
     """Memory behind one or more arguments: a whole storage, so that views of it stay views."""
@@ -48,9 +37,10 @@ class Block:
     address: int
     size: int
     index: int
-    initialized: bool = True
     # Keeps what owns the memory alive.
     owner: Any = None
+    # For each byte whether it was written; None where all of them were.
+    written: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 @dataclass(slots=True)
@@ -70,11 +60,6 @@ class Encoded:
     bound: list[Bound] = field(default_factory=list)
 
 
-def is_tensor(value: object) -> bool:
-    """Whether `value` is a torch tensor; torch itself is never imported."""
-    return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "untyped_storage")
-
-
 def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str | None) -> Encoded:
     """Where every argument lies. Raises TypeError for what a kernel cannot take."""
     out = Encoded()
@@ -82,9 +67,9 @@ def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str 
     for index, value in enumerate(args):
         if value is None:
             continue
-        initialized = not isinstance(value, Uninitialized)
-        if isinstance(value, Uninitialized):
-            value = value.array
+        mark = value if isinstance(value, Uninitialized) else None
+        if mark is not None:
+            value = mark.array
         if is_tensor(value) or isinstance(value, np.ndarray):
             address, size, start = _extent(kernel, index, value)
             passed = "buffer"
@@ -94,28 +79,27 @@ def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str 
             address, size, start = value.ctypes.data, value.nbytes, value.ctypes.data
         block = known.get((address, size))
         if block is None:
-            block = Block(address, size, index, initialized, value)
+            block = Block(address, size, index, value)
             known[(address, size)] = block
             out.blocks.append(block)
+        if mark is not None:
+            if block.written is not None and block.written is not mark.written:
+                raise ValueError(
+                    f"{kernel}: argument {index} lies in memory that another argument marks as "
+                    "uninitialized: mark one of them, and the other as its .view(...)"
+                )
+            block.written = mark.written
         out.bound.append(Bound(index, block, start - address, passed))
     return out
 
 
 def _extent(kernel: str, index: int, value: Any) -> tuple[int, int, int]:
-    """Address and size of the whole storage, and where the view starts."""
-    if is_tensor(value):
-        if value.device.type != "cpu":
-            raise TypeError(
-                f"{kernel}: argument {index} must be on the CPU to be simulated, "
-                f"got a tensor on {value.device}"
-            )
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.nbytes(), value.data_ptr()
-    root = value
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    low, high = np.lib.array_utils.byte_bounds(root) if root.size else (root.ctypes.data,) * 2
-    return low, high - low, value.ctypes.data
+    if is_tensor(value) and value.device.type != "cpu":
+        raise TypeError(
+            f"{kernel}: argument {index} must be on the CPU to be simulated, "
+            f"got a tensor on {value.device}"
+        )
+    return extent(value)
 
 
 def _scalar(kernel: str, index: int, value: Any, cast: str | None) -> tuple[Any, str]:

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,7 +81,7 @@ def headers() -> Path:
     return entry(f"headers-{digest(repr(_shim()), _makers())}", fill)
 
 
-def _precompiled(checked: bool) -> Path:
+def _precompiled_headers(checked: bool) -> Path:
     """The machine's headers as the compiler keeps them in memory."""
     tools, folder = toolchain(), headers()
 
@@ -146,29 +148,52 @@ class Builder:
         """The library that holds `kernel`."""
         together = len(self.index.kernels) <= BUILD_ALL_UP_TO
         names = sorted(self.index.kernels) if together else [kernel]
-        precompiled = self.precompiled()
+        precompiled = self._precompiled()
 
         def fill(target: Path) -> None:
             chosen = [k for k in self.parsed().kernels if k.name in names]
             self._compile(target, chosen, precompiled)
 
-        folder = entry(f"kernels-{self.digest(*names)}", fill)
+        folder = entry(f"kernels-{self._digest(*names)}", fill)
         data = json.loads((folder / "build.json").read_text())
         return Build(
             folder / f"kernels{_SUFFIX}",
             [Site(s[0], s[1], s[2], tuple((f, n) for f, n in s[3])) for s in data["sites"]],
-            read_findings(data["findings"]),
+            _findings(data["findings"]),
             set(data["whole_groups"]),
             set(data["synchronised"]),
             {int(slot): name for slot, name in data["threadgroup_names"].items()},
         )
 
-    def precompiled(self) -> Path:
+    def errors(self) -> list[Finding]:
+        """What the compiler has against any of its kernels; nothing is built."""
+
+        def look(precompiled: Path) -> list[Finding]:
+            try:
+                self.intermediate("unoptimised", precompiled)
+            except CompileError as error:
+                return list(error.findings)
+            return []
+
+        return self.findings("errors", self.tools.recipe(self.checked, "unoptimised"), look)
+
+    def findings(self, name: str, key: str, look: Callable[[Path], list[Finding]]) -> list[Finding]:
+        """What `look` finds in this source, kept on disk under `name` and `key`."""
+        precompiled = self._precompiled()
+
+        def fill(target: Path) -> None:
+            found = [asdict(f) for f in look(precompiled)]
+            (target / "findings.json").write_text(json.dumps(found))
+
+        folder = entry(f"{name}-{self._digest(key)}", fill)
+        return _findings(json.loads((folder / "findings.json").read_text()))
+
+    def _precompiled(self) -> Path:
         """What its kernels are compiled with; to be asked for before an entry is made of them."""
         self._headers = headers()
-        return _precompiled(self.checked)
+        return _precompiled_headers(self.checked)
 
-    def digest(self, *parts: str) -> str:
+    def _digest(self, *parts: str) -> str:
         """A key for what is made of this source, and of the files it includes."""
         return digest(self.key, repr(sorted(self.index.dependencies.items())), *parts)
 
@@ -179,19 +204,20 @@ class Builder:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None
 
-    def intermediate(self, folder: Path, precompiled: Path) -> str:
-        """LLVM IR of all kernels, each in one function."""
+    def intermediate(self, style: str, precompiled: Path) -> str:
+        """LLVM IR of all kernels, in the style of `Toolchain.to_intermediate`."""
         cpp = self._cpp(self.parsed(), self.parsed().kernels)
-        self._to_ir(folder, cpp, precompiled, whole=True)
-        return (folder / "kernels.ll").read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            self._to_ir(Path(folder), cpp, precompiled, style)
+            return (Path(folder) / "kernels.ll").read_text()
 
-    def _to_ir(self, folder: Path, cpp: str, precompiled: Path, whole: bool = False) -> str:
+    def _to_ir(self, folder: Path, cpp: str, precompiled: Path, style: str = "inlined") -> str:
         """Writes kernels.cpp and kernels.ll; returns the warnings."""
         source = folder / "kernels.cpp"
         source.write_text(cpp)
         target = folder / "kernels.ll"
         try:
-            return self.tools.to_intermediate(source, target, precompiled, self.checked, whole)
+            return self.tools.to_intermediate(source, target, precompiled, self.checked, style)
         except CommandFailed as failure:
             own = (str(source), str(self._headers))
             raise CompileError(_own_names(diagnostics(failure.text), own)) from None
@@ -257,13 +283,13 @@ def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:
     return [f if not f.file.startswith(own) else Finding(f.kind, f.message) for f in findings]
 
 
-def read_findings(data: list[dict[str, Any]]) -> list[Finding]:
+def _findings(data: list[dict[str, Any]]) -> list[Finding]:
     return [Finding(**{**d, "threads": tuple(d["threads"])}) for d in data]
 
 
 def _index(folder: Path) -> Index:
     data = json.loads((folder / "index.json").read_text())
-    return Index(data["kernels"], read_findings(data["findings"]), data["dependencies"])
+    return Index(data["kernels"], _findings(data["findings"]), data["dependencies"])
 
 
 def _dependencies_are_unchanged(folder: Path) -> bool:

@@ -142,12 +142,13 @@ def trim() -> None:
 def _age_and_size(path: Path) -> tuple[float, int]:
     """When a child of the cache was last used, and its bytes. Others may remove it meanwhile."""
     used, size = 0.0, 0
-    for file in [path, *path.rglob("*")]:
-        try:
-            state = file.stat()
-        except FileNotFoundError:
-            continue
-        used, size = max(used, state.st_mtime), size + state.st_size
+    files = [str(path)]
+    for folder, _, names in os.walk(path):
+        files += [os.path.join(folder, name) for name in names]
+    for file in files:
+        with suppress(FileNotFoundError):
+            state = os.stat(file)
+            used, size = max(used, state.st_mtime), size + state.st_size
     return used, size
 
 

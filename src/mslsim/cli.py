@@ -14,7 +14,7 @@ from rich.console import Console
 
 from . import lint as lint_source
 from . import run as run_kernel
-from .arguments import Uninitialized
+from .memory import Uninitialized
 from .report import Finding, Report
 from .spec import Spec
 from .spec import load as load_spec

@@ -87,13 +87,16 @@ _CHECKED = [
     "-disable-licm-promotion",
     "-ftrivial-auto-var-init=pattern",
 ]
+# Only what the language demands is looked at.
+_UNOPTIMISED = ["-Xclang", "-disable-llvm-passes"]
+_STYLES = {"inlined": _INLINED, "whole": _WHOLE, "unoptimised": _UNOPTIMISED}
 _PREPROCESSED = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
 # The passes have run: what is left is code generation.
 _OBJECT = ["-O2", "-fPIC", "-Wno-everything", "-Xclang", "-disable-llvm-passes"]
 
 
-def _kernel_flags(checked: bool, whole: bool) -> list[str]:
-    return [*_KERNEL, *(_WHOLE if whole else _INLINED), *(_CHECKED if checked else [])]
+def _kernel_flags(checked: bool, style: str = "inlined") -> list[str]:
+    return [*_KERNEL, *_STYLES[style], *(_CHECKED if checked else [])]
 
 
 class CompilerMissing(RuntimeError):
@@ -118,9 +121,9 @@ class Toolchain:
     identity: str
     is_zig: bool
 
-    def recipe(self, checked: bool, whole: bool = False) -> str:
+    def recipe(self, checked: bool, style: str = "inlined") -> str:
         """Everything but the source that decides what becomes of a kernel."""
-        flags = (_PREPROCESSED, _kernel_flags(checked, whole), _OBJECT)
+        flags = (_PREPROCESSED, _kernel_flags(checked, style), _OBJECT)
         return repr((self.identity, self.clang[1:], flags))
 
     def preprocess(self, text: str, name: str, flags: list[str]) -> str:
@@ -129,17 +132,17 @@ class Toolchain:
 
     def precompile(self, header: Path, target: Path, checked: bool) -> None:
         """A header that `to_intermediate` then need not read again."""
-        flags = [*_kernel_flags(checked, False), "-I", str(header.parent)]
+        flags = [*_kernel_flags(checked), "-I", str(header.parent)]
         # Headers are told apart by their contents, so their times mean nothing.
         flags += ["-Xclang", "-fno-pch-timestamp", "-x", "c++-header"]
         _execute([*self.clang, *flags, str(header), "-o", str(target)])
 
     def to_intermediate(
-        self, source: Path, target: Path, header: Path, checked: bool, whole: bool = False
+        self, source: Path, target: Path, header: Path, checked: bool, style: str = "inlined"
     ) -> str:
-        """C++ to textual LLVM IR, optimised, after a precompiled `header`; returns the warnings.
-        `whole` puts each kernel into one function."""
-        flags = [*_kernel_flags(checked, whole), "-include-pch", str(header)]
+        """C++ to textual LLVM IR, after a precompiled `header`; returns the warnings. The style
+        "whole" puts each kernel into one function, "unoptimised" leaves all as it is written."""
+        flags = [*_kernel_flags(checked, style), "-include-pch", str(header)]
         command = [*self.clang, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)]
         return _execute(command)[1]
 

@@ -70,17 +70,22 @@ class Job:
             count *= -(-size // step)
         return count
 
-    def offsets(self) -> list[int]:
-        """Where each block lies in the shared file, and the end of all."""
-        places = [SESSION_BYTES]
+    def layout(self) -> tuple[list[int], list[int], int]:
+        """Where the shared file has each block, and what is known of its bytes; and the end."""
+        end, places, marks = SESSION_BYTES, [], []
         for block in self.encoded.blocks:
-            places.append(places[-1] + (block.size + _PAGE - 1) // _PAGE * _PAGE)
-        return places
+            room = (block.size + _PAGE - 1) // _PAGE * _PAGE
+            places.append(end)
+            end += room
+            is_marked = block.written is not None and room > 0
+            marks.append(end if is_marked else 0)
+            end += room if is_marked else 0
+        return places, marks, end
 
     def start(self, w: Worker, checks: frozenset[str]) -> None:
         """Copies the buffers and sets the worker to work."""
-        offsets = self.offsets()
-        w.reserve(offsets[-1])
+        places, marks, end = self.layout()
+        w.reserve(end)
         session = w.session
         ctypes.memset(ctypes.addressof(session), 0, ctypes.sizeof(session))
         session.checks = sum(bit for name, bit in _BITS.items() if name in checks)
@@ -92,12 +97,15 @@ class Job:
         buffers = []
         for region, block in enumerate(self.encoded.blocks):
             info = session.regions[region]
-            info.file_offset, info.bytes, info.bound = offsets[region], block.size, 1
-            info.initialized = block.initialized
+            info.file_offset, info.bytes, info.bound = places[region], block.size, 1
+            info.written_offset = marks[region]
             using = [b for b in self.encoded.bound if b.block is block]
             info.read_only = all(b.index in constant for b in using)
             buffers += [(b.index, region, b.offset) for b in using]
-            copy_memory(w.address() + offsets[region], block.address, block.size)
+            copy_memory(w.address() + places[region], block.address, block.size)
+            if marks[region] and block.written is not None:
+                known = block.written.ctypes.data
+                copy_memory(w.address() + marks[region], known, block.size)
         # A buffer that is not bound has an empty slot, past those in use.
         free = min(len(self.encoded.blocks), BUFFERS - 1)
         bound = {b.index for b in self.encoded.bound}
@@ -149,11 +157,13 @@ class Job:
         )
 
     def copy_back(self, w: Worker) -> None:
-        for region, (block, offset) in enumerate(
-            zip(self.encoded.blocks, self.offsets(), strict=False)
-        ):
+        places, marks, _ = self.layout()
+        for region, block in enumerate(self.encoded.blocks):
             if not w.session.regions[region].read_only:
-                copy_memory(block.address, w.address() + offset, block.size)
+                copy_memory(block.address, w.address() + places[region], block.size)
+            if marks[region] and block.written is not None:
+                known = block.written.ctypes.data
+                copy_memory(known, w.address() + marks[region], block.size)
 
 
 def run(job: Job) -> Report:

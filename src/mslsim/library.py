@@ -13,11 +13,11 @@ from .arguments import (
     check_arguments,
     check_launch,
     encode,
-    is_tensor,
     three,
 )
 from .build import BUILD_ALL_UP_TO, Build, Builder
 from .frontend.parse import Source
+from .memory import Uninitialized, is_tensor
 from .registers import arrays_in_memory
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .worker import Launch
@@ -107,15 +107,12 @@ def lint(source: str, *, registers: bool = False, **options: Any) -> list[Findin
     `options` are those of `compile_shader` that say how to read the source.
     """
     try:
-        if registers:
-            builder = Builder(Source(source, **options), checked=False)
-            return builder.index.findings or arrays_in_memory(builder)
-        library = Library(Source(source, **options), frozenset(), "raise", DEFAULT_TIMEOUT)
-        for name in dir(library):
-            library[name]._build()
+        builder = Builder(Source(source, **options), checked=False)
+        return builder.index.findings or (
+            arrays_in_memory(builder) if registers else builder.errors()
+        )
     except CompileError as error:
         return list(error.findings)
-    return []
 
 
 class Library:
@@ -235,6 +232,11 @@ class Kernel:
         findings = check_arguments(self.name, rows, encoded, self._place, self._library._strict)
         if findings:
             raise LaunchError(findings)
+        if "uninitialized" not in self._library._checks:
+            # Nobody looks: what it may write counts as written.
+            for block in encoded.blocks:
+                if block.written is not None:
+                    block.written.fill(1)
         if self._library._checks:
             job = isolated.Job(
                 self.name, self._build(), rows, encoded, grid, group, memory, order,
@@ -270,7 +272,8 @@ class Kernel:
 
 
 def _elements(kernel: str, args: Sequence[Any]) -> int:
-    for value in args:
+    for given in args:
+        value = given.array if isinstance(given, Uninitialized) else given
         if is_tensor(value):
             return int(value.numel())
         if hasattr(value, "size"):

@@ -7,14 +7,10 @@ loops are unrolled. Any other one is in device memory, at the cost of a load for
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
-from .build import Builder, read_findings
-from .cache import entry
+from .build import Builder
 from .frontend.parse import Parsed
 from .frontend.rewrite import symbol
 from .report import Finding
@@ -29,18 +25,13 @@ _FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\", directory: \"([
 
 
 def arrays_in_memory(builder: Builder) -> list[Finding]:
-    """A finding for each kernel and array; kept on disk like what is built."""
-    precompiled = builder.precompiled()
+    """A finding for each kernel and array."""
 
-    def fill(target: Path) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            ir = builder.intermediate(Path(folder), precompiled).splitlines()
-        found = [asdict(f) for f in _arrays(builder.parsed(), ir)]
-        (target / "findings.json").write_text(json.dumps(found))
+    def look(precompiled: Path) -> list[Finding]:
+        return _arrays(builder.parsed(), builder.intermediate("whole", precompiled).splitlines())
 
-    own = Path(__file__).read_text()
-    folder = entry(f"registers-{builder.digest(builder.tools.recipe(False, True), own)}", fill)
-    return read_findings(json.loads((folder / "findings.json").read_text()))
+    key = builder.tools.recipe(builder.checked, "whole") + Path(__file__).read_text()
+    return builder.findings("registers", key, look)
 
 
 def _arrays(parsed: Parsed, ir: list[str]) -> list[Finding]:

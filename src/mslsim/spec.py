@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import uninitialized
+from .memory import uninitialized
 
 if sys.version_info >= (3, 11):
     import tomllib

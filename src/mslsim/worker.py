@@ -46,10 +46,9 @@ class RegionInfo(ctypes.Structure):
     _fields_ = (
         ("file_offset", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
+        ("written_offset", ctypes.c_uint64),
         ("bound", ctypes.c_int32),
         ("read_only", ctypes.c_int32),
-        ("initialized", ctypes.c_int32),
-        ("padding", ctypes.c_int32),
     )
 
 

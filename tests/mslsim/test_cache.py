@@ -226,6 +226,21 @@ def test_a_new_entry_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(child.name for child in folder.iterdir()) == ["locks", "new"]
 
 
+def test_others_may_remove_what_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.entry("kept", write(10))
+    cache.entry("gone", write(10))
+    walk = os.walk
+
+    def removing(path: Path) -> Any:
+        if path.name == "gone":
+            cache._remove(path)
+        return walk(path)
+
+    monkeypatch.setattr(os, "walk", removing)
+    cache.trim()
+    assert sorted(child.name for child in folder.iterdir()) == ["kept", "locks"]
+
+
 def test_the_limit_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.size_limit() == 1 << 30
     monkeypatch.setenv("MSLSIM_CACHE_BYTES", "1 GB")

@@ -57,6 +57,8 @@ inline Found found_at(const Worker& w, FindingKind kind, const Access& a) {
 
 // Zeroed memory that costs nothing until it is touched.
 void* lazy_zeros(size_t bytes);
-void free_zeros(void* p, size_t bytes);
+// Part of the file that is shared with the host.
+void* shared_bytes(uint64_t file_offset, size_t bytes);
+void free_bytes(void* p, size_t bytes);
 
 }  // namespace msl

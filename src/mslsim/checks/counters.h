@@ -46,11 +46,11 @@ struct Counters : Check {
               __builtin_popcountll(reinterpret_cast<uint64_t*>(seen[k][i])[b]));
         }
         (k ? s.counts[i].distinct_written : s.counts[i].distinct_read) = bits;
-        free_zeros(seen[k][i], map_bytes(i));
+        free_bytes(seen[k][i], map_bytes(i));
       }
-      if (reader[i]) free_zeros(reader[i], reader_bytes(i));
+      if (reader[i]) free_bytes(reader[i], reader_bytes(i));
     }
-    free_zeros(times, times_bytes());
+    free_bytes(times, times_bytes());
   }
   void group_begin(const Worker& w) {
     memory().session->threads += w.group.threads;

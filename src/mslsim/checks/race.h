@@ -79,9 +79,9 @@ struct Race : Check {
   void launch_end(const Worker&) {
     settle();
     for (Shadow& s : shadows) {
-      if (s.cells) free_zeros(s.cells, cell_bytes(s));
+      if (s.cells) free_bytes(s.cells, cell_bytes(s));
     }
-    free_zeros(notes, note_room * sizeof(GroupNote));
+    free_bytes(notes, note_room * sizeof(GroupNote));
   }
 
   void group_begin(const Worker& w) {
@@ -238,7 +238,7 @@ struct Race : Check {
         fine.cells[i] = s.cells[i >> step];
       }
     }
-    free_zeros(s.cells, cell_bytes(s));
+    free_bytes(s.cells, cell_bytes(s));
     s = fine;
   }
 };

@@ -8,20 +8,22 @@ namespace msl {
 
 struct Uninitialized : Check {
   // One byte for each byte: 1 once written. Null where all of a buffer has a value from the start.
+  // Those of buffers are the host's, which hands them to the next launch.
   uint8_t* written[kRegions];
   size_t high = 0;
 
   void launch_begin(const Worker&) {
-    for (unsigned i = 0; i < kRegions; ++i) {
+    for (unsigned i = 0; i < kBuffers; ++i) {
       const Region& r = memory().regions[i];
-      const bool watched = i == kArenaRegion || (r.bound && !r.initialized);
-      written[i] = watched ? static_cast<uint8_t*>(lazy_zeros(size_of(i))) : nullptr;
+      void* known = r.written_offset ? shared_bytes(r.written_offset, r.bytes) : nullptr;
+      written[i] = static_cast<uint8_t*>(known);
     }
+    written[kArenaRegion] = static_cast<uint8_t*>(lazy_zeros(kArenaBytes));
     high = 0;
   }
   void launch_end(const Worker&) {
     for (unsigned i = 0; i < kRegions; ++i) {
-      if (written[i]) free_zeros(written[i], size_of(i));
+      if (written[i]) free_bytes(written[i], memory().regions[i].bytes);
     }
   }
   void group_begin(const Worker&) {
@@ -30,7 +32,8 @@ struct Uninitialized : Check {
   }
   bool access(const Worker& w, const Access& a) {
     uint8_t* at = written[a.region];
-    if (!at) return true;
+    // An access outside is for another check to tell.
+    if (!at || a.offset + a.size > memory().regions[a.region].bytes) return true;
     at += a.offset;
     if (a.writes) {
       // An atomic update reads too, but what it starts from is checked by a plain read as well.
@@ -42,11 +45,6 @@ struct Uninitialized : Check {
     for (uint32_t i = 0; i < a.size; ++i) all = all && at[i];
     if (!all) record(found_at(w, kUninitialized, a));
     return true;
-  }
-
- private:
-  static size_t size_of(unsigned region) {
-    return (region == kArenaRegion ? kArenaBytes : memory().regions[region].bytes) + 16;
   }
 };
 

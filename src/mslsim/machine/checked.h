@@ -20,7 +20,13 @@ void* lazy_zeros(size_t bytes) {
   if (p == MAP_FAILED) abort();
   return p;
 }
-void free_zeros(void* p, size_t bytes) { munmap(p, bytes); }
+void* shared_bytes(uint64_t file_offset, size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory().file,
+                 static_cast<off_t>(file_offset));
+  if (p == MAP_FAILED) abort();
+  return p;
+}
+void free_bytes(void* p, size_t bytes) { munmap(p, bytes); }
 
 namespace {
 
@@ -37,7 +43,7 @@ bool reserve_slots() {
   m.base = static_cast<char*>(p);
   char* arena = slot_address(kArenaRegion);
   if (mprotect(arena, kArenaBytes, PROT_READ | PROT_WRITE)) return false;
-  m.regions[kArenaRegion] = {arena, kArenaBytes, true, false, false, false};
+  m.regions[kArenaRegion] = {arena, kArenaBytes, 0, true, false, false};
   return true;
 }
 
@@ -192,6 +198,7 @@ int msl_map(msl::Session* session, int fd, uint32_t sites) {
   catch_signals();
   Memory& m = memory();
   m.session = session;
+  m.file = fd;
   m.sites = sites;
   for (unsigned i = 0; i < kBuffers; ++i) {
     const RegionInfo& info = session->regions[i];
@@ -199,8 +206,8 @@ int msl_map(msl::Session* session, int fd, uint32_t sites) {
     if (r.address && r.bytes) {
       mmap(r.address, r.bytes, PROT_NONE, kLazyMemory | MAP_FIXED, -1, 0);
     }
-    r = {slot_address(i),       info.bytes, info.bound != 0, info.read_only != 0,
-         info.initialized != 0, false};
+    r = {slot_address(i), info.bytes,          info.written_offset,
+         info.bound != 0, info.read_only != 0, false};
     if (!info.bound || !info.bytes) continue;
     if (info.bytes > kSlotBytes / 2) return -1;
     if (mmap(r.address, info.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,

@@ -19,10 +19,10 @@ constexpr uint64_t kSlotBytes = 1ull << kSlotShift;
 struct RegionInfo {
   uint64_t file_offset;
   uint64_t bytes;
+  // Where the file has a byte for each byte of the buffer, 1 once written; 0: all has a value.
+  uint64_t written_offset;
   int32_t bound;
   int32_t read_only;
-  int32_t initialized;
-  int32_t padding;
 };
 
 enum FindingKind : uint32_t {
@@ -97,9 +97,9 @@ struct Session {
 struct Region {
   char* address;
   uint64_t bytes;
+  uint64_t written_offset;
   bool bound;
   bool read_only;
-  bool initialized;
   bool float_atomics;
 };
 
@@ -117,6 +117,7 @@ struct Memory {
   char* base = nullptr;
   Region regions[kRegions];
   Session* session = nullptr;
+  int file = -1;
   uint32_t sites = 0;
 };
 
