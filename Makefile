@@ -5,14 +5,15 @@ BIN := .venv/bin
 CODE := $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.metal' ':!tests/mslsim/kernels')
 PACKAGES := $(shell find src bench -name __init__.py)
 
-.PHONY: default test demo bench build lint format fast-tests sim story wheel clean
-default: lint fast-tests
+# a process per core, each of them with one thread
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+.PHONY: default test demo bench build lint format sim story wheel clean
+default: lint  ## what a change reaches, in less than two minutes: see tests/reach.py
+	$(PYTEST) $$($(BIN)/python tests/reach.py)
 
 test: lint  ## everything CI runs
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
-
-fast-tests: build  ## all but the simulator's own
-	$(BIN)/python -m pytest -x --ignore=tests/mslsim tests
+	$(PYTEST) --durations=30 tests
 
 demo: build  ## the main job on a small model
 	$(BIN)/metalcore demo
@@ -33,7 +34,7 @@ format: build
 	$(BIN)/clang-format -i $(CODE)
 
 sim: build  ## an op's kernels in the simulator: make sim OP=rms_norm
-	$(BIN)/python -m pytest -q tests -k "$(OP) and sim"
+	$(BIN)/python -m pytest tests --backend=sim -k "$(OP)"
 
 story:  ## every file of an op: make story OP=rms_norm
 	@git ls-files '*$(OP)*'

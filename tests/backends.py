@@ -9,9 +9,17 @@ from torch import Tensor
 
 import metalcore
 import mslsim
+from metalcore import _native
 from metalcore.metal import source
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+_REGISTER_BYTES = {"baseline": 16, "neon": 16, "avx2": 32, "avx512": 64}
+
+
+def lanes() -> int:
+    """The float32 values in a register of the instruction set that is loaded."""
+    return _REGISTER_BYTES[str(_native.isa)] // 4
 
 
 simulated_kernels: set[str] = set()

@@ -10,13 +10,13 @@ from pathlib import Path
 os.environ["METALCORE_STRICT"] = "1"
 
 # Some virtual machines announce AMX and kill torch's bfloat16 matmul. The way around it has to be
-# in the environment before torch is imported here.
+# in the environment before torch is imported here; child processes find the answer there.
 _cpu = Path("/proc/cpuinfo")
 if "ONEDNN_MAX_CPU_ISA" not in os.environ and _cpu.exists() and "amx_tile" in _cpu.read_text():
     _program = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
     _probe = subprocess.run([sys.executable, "-c", _program], capture_output=True)
-    if _probe.returncode == -signal.SIGILL:
-        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+    _is_killed = _probe.returncode == -signal.SIGILL
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if _is_killed else "ALL"
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +25,7 @@ import hypothesis
 import pytest
 import torch
 
+from metalcore import _native
 from tests.backends import BACKENDS, DEVICES, Backend, shipped_kernels, simulated_kernels
 
 hypothesis.settings.register_profile(
@@ -55,11 +56,27 @@ def device(request: pytest.FixtureRequest) -> Backend:
     return request.param  # type: ignore[no-any-return]
 
 
-# Two processes share the two cores that a test machine has; each computes with one thread.
+# Each of the processes that share the cores computes with one thread.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 _never_simulated = pytest.StashKey[set[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", help="only this one of cpu, sim and mps, where a test has them")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.backend:
+        wanted = ("", config.option.backend)
+        config.hook.pytest_deselected(items=[i for i in items if _backend_of(i) not in wanted])
+        items[:] = [i for i in items if _backend_of(i) in wanted]
+
+
+def _backend_of(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("backend", "")) if callspec else ""
 
 
 def pytest_testnodedown(node: Any) -> None:
@@ -77,6 +94,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    ended = [r for r in terminalreporter.getreports("") if r.when == "teardown"]
+    others = sorted(p for report in ended for p in report.user_properties)
+    for name, result in [(_native.isa, "this run"), *others] if others else []:
+        terminalreporter.write_line(f"instruction set {name}: {result}")
     missing = config.stash.get(_never_simulated, set())
     if missing:
         terminalreporter.write_line(f"no test simulates {', '.join(sorted(missing))}", red=True)

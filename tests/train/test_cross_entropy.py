@@ -200,9 +200,7 @@ def test_wrong_targets_are_nan_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4, -1e4])
-def test_hard_values_give_what_torch_gives(
-    backend: Backend, value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hard_values(backend: Backend, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     _never_by_torch(monkeypatch)
     x = backend.randn(4, 5000)
     x[1, 13] = value

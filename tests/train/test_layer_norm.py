@@ -103,15 +103,16 @@ def test_a_large_mean_costs_no_digits(backend: Backend, n: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e15, 1e-30])
-def test_hard_values_give_what_torch_gives(backend: Backend, value: float) -> None:
-    x = backend.randn(1000, 70)
+def test_hard_values(backend: Backend, value: float) -> None:
+    x = backend.randn(5, 70)
     x[1, 13], x[2] = value, value
-    y, truth = metalcore.layer_norm(x, (70,)).cpu(), F.layer_norm(x.cpu(), (70,))
-    torch.testing.assert_close(y, truth, equal_nan=True)
+    y = torch.ops.metalcore.layer_norm(x, None, None, 1e-5)[0]
+    truth = F.layer_norm(x.cpu().double(), (70,))
+    torch.testing.assert_close(y.cpu(), truth.float(), equal_nan=True)
 
 
 def test_paths() -> None:
-    for size, path in (((4, 8), "torch"), ((530, 2000), "cpu")):
+    for size, path in (((4, 8), "torch"), (elementwise.LARGE, "cpu")):
         with metalcore.trace() as t:
             metalcore.layer_norm(torch.randn(size), size[-1:])
         assert [r.path.split(":")[0] for r in t.records] == [path]

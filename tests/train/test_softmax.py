@@ -104,12 +104,12 @@ def test_a_mask_of_another_dtype_is_added_in_the_wider_one(backend: Backend) -> 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
-def test_hard_values_give_what_torch_gives(backend: Backend, value: float) -> None:
-    x = backend.randn(300, 70)
+def test_hard_values(backend: Backend, value: float) -> None:
+    x = backend.randn(5, 70)
     x[1, 13], x[2, 69], x[3] = value, value, value
-    torch.testing.assert_close(
-        metalcore.softmax(x).cpu(), torch.softmax(x.cpu(), -1), equal_nan=True
-    )
+    y = torch.ops.metalcore.softmax(x, None, 1.0, False)
+    truth = torch.softmax(x.cpu().double(), -1)
+    torch.testing.assert_close(y.cpu(), truth.float(), equal_nan=True)
 
 
 @given(st.data(), shapes(), dtypes)
@@ -125,7 +125,7 @@ def test_equals_torch_in_any_layout(
 
 
 def test_small_inputs_go_to_torch() -> None:
-    for size, path in (((4, 8), "torch"), ((530, 2000), "cpu")):
+    for size, path in (((4, 8), "torch"), (elementwise.LARGE, "cpu")):
         with metalcore.trace() as t:
             metalcore.softmax(torch.randn(size))
         assert [r.path.split(":")[0] for r in t.records] == [path]

@@ -24,6 +24,8 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
   parallel_for(0, rstd.numel(), grain_rows(n), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* row = xp + r * n;
+      // sums of differences from the first value: a row of equal values has exactly that mean
+      const A first = n == 0 ? A(0) : bp ? A(T(A(*row) + A(bp[r * n]))) : A(*row);
       const A total = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
         auto v = simd::load(row + i, elements);
         if (bp) {
@@ -31,10 +33,10 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
           simd::store(sum, v + simd::load(bp + r * n + i, elements), elements);
           v = simd::load(sum, elements);
         }
-        return v;
+        return fill_rest<T>(v, elements, first) - first;
       });
       if (bp) row = sp + r * n;
-      const A m = total / A(n);
+      const A m = first + total / A(n);
       const A squares = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
         const auto v = fill_rest<T>(simd::load(row + i, elements), elements, m) - m;
         return v * v;
