@@ -24,8 +24,6 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
   parallel_for(0, rstd.numel(), grain_rows(n), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* row = xp + r * n;
-      // sums of differences from the first value: a row of equal values has exactly that mean
-      const A first = n == 0 ? A(0) : bp ? A(T(A(*row) + A(bp[r * n]))) : A(*row);
       const A total = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
         auto v = simd::load(row + i, elements);
         if (bp) {
@@ -33,14 +31,22 @@ void layer_norm_rows(const char* op, const Tensor& x, const Tensor* residual,
           simd::store(sum, v + simd::load(bp + r * n + i, elements), elements);
           v = simd::load(sum, elements);
         }
-        return fill_rest<T>(v, elements, first) - first;
+        return v;
       });
       if (bp) row = sp + r * n;
-      const A m = first + total / A(n);
-      const A squares = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
-        const auto v = fill_rest<T>(simd::load(row + i, elements), elements, m) - m;
-        return v * v;
-      });
+      const auto sum_around = [&](A center, auto power) {
+        return simd::sum_over<T>(n, [&](int64_t i, auto elements) {
+          return power(fill_rest<T>(simd::load(row + i, elements), elements, center) - center);
+        });
+      };
+      const auto square = [](auto v) { return v * v; };
+      A m = total / A(n), squares = sum_around(m, square);
+      // so small a spread is lost in the rounding of the mean: once more, from the first value on,
+      // which is exact for equal values
+      if (squares * A(1 << 20) <= m * m * A(n)) {
+        m = A(*row) + sum_around(A(*row), [](auto v) { return v; }) / A(n);
+        squares = sum_around(m, square);
+      }
       const A spread = reciprocal_rms(squares, n, A(eps));
       mp[r] = m;
       rp[r] = spread;
