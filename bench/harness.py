@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metalcore import trace
 from metalcore._accuracy import error, tolerance
+from metalcore._measure import peak_bytes
 from metalcore._op import Op
 
 from .limits import Limits, synchronized
@@ -63,6 +64,7 @@ class Bench:
         backward: also run the gradients of all inputs that are floating point.
         plot_over: the variable of the sweep that the page plots the ratio against.
         compiled_at: the point at which `--compile` compares with the peer `torch`, compiled.
+        memory: also measure the most memory that a call holds on top of what there was before.
     """
 
     op: str
@@ -80,6 +82,7 @@ class Bench:
     plot_over: str | None = None
     kind: str = ""
     compiled_at: Mapping[str, int] | None = None
+    memory: bool = False
 
     @property
     def title(self) -> str:
@@ -120,13 +123,13 @@ class Row:
     limit_fraction: float | None
     max_error: float | None
     gflops: float | None = None
+    mib: float | None = None
+    peer_mib: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, with gflops only where the benchmark counts them."""
-        fields = asdict(self)
-        if self.gflops is None:
-            del fields["gflops"]
-        return fields
+        """The fields, with gflops and memory only where the benchmark measures them."""
+        optional = ("gflops", "mib", "peer_mib")
+        return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
 
 @dataclass
@@ -139,6 +142,7 @@ class Side:
     repeats: int = 1
     in_part: int = 1
     seconds: list[float] = field(default_factory=list)
+    mib: float | None = None
 
     @property
     def ms(self) -> float | str:
@@ -165,7 +169,11 @@ def run_case(case: Case, device: str, limits: Limits) -> list[Row]:
     peers = {n: _side(bench, p, inputs, grads, truth, allowed) for n, p in bench.peers.items()}
     del truth
     backend, variant = _path(side)
-    _time([s for s in (side, *peers.values()) if not s.problem], device)
+    right = [s for s in (side, *peers.values()) if not s.problem]
+    _time(right, device)
+    for s in right if bench.memory else ():
+        assert s.call is not None
+        s.mib = peak_bytes(s.call, device) / 2**20
 
     bytes_moved = bench.bytes_moved(*inputs) if bench.bytes_moved else None
     flops = bench.flops(*inputs) if bench.flops else None
@@ -191,6 +199,8 @@ def run_case(case: Case, device: str, limits: Limits) -> list[Row]:
                 limit_fraction=limits.fraction(seconds, bytes_moved, flops) if seconds else None,
                 max_error=side.max_error if math.isfinite(side.max_error) else None,
                 gflops=flops / seconds / 1e9 if flops and seconds else None,
+                mib=side.mib,
+                peer_mib=peer and peer.mib,
             )
         )
     return rows

@@ -3,51 +3,20 @@
 
 import importlib
 import json as json_format
-import math
 import pkgutil
-import platform
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-from metalcore import _native
-from metalcore._report import Bars, Lines, Section, number, page
-from metalcore._report import Table as HtmlTable
 
 from . import __path__ as _folders
-from . import tables
+from . import documents, report, store
 from .compiled import against_compiler
 from .harness import Bench, Row, cases, run_case
 from .limits import WORKING_SETS, Limits, measure
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the figures belong to."""
-
-    processor: str
-    system: str
-    device: str
-    threads: int
-    torch: str
-    kernels: str
-    date: str
-
-    def __str__(self) -> str:
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return (
-            f"{self.processor}, {self.system}; {self.device}, {threads}; torch {self.torch}; "
-            f"metalcore CPU kernels: {self.kernels}; {self.date}"
-        )
+from .machine import this_machine
 
 
 def available() -> dict[str, tuple[Bench, ...]]:
@@ -91,7 +60,7 @@ def run(
     threads: int | None = None,
     device: str | None = None,
     compile: bool = False,
-    markdown: bool = False,
+    keep: bool = False,
 ) -> int:
     """Run benchmarks and report.
 
@@ -102,25 +71,28 @@ def run(
         threads: CPU threads to use; default what torch uses.
         device: `cpu` or `mps`; default mps where there is one.
         compile: also compare with torch.compile, in the end; the compiler takes minutes.
-        markdown: print the table of docs/overrides.md and nothing else; for `patch`.
+        keep: store the rows in `bench/results` and write the pages that quote them.
 
     Returns:
-        0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing; 130 if it
-        was interrupted, after a report of what was measured before.
+        0; 1 if a metalcore result was wrong or failed; 2 if the selection names nothing or cannot
+        be stored; 130 if it was interrupted, after a report of what was measured before.
     """
     console = Console()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
+    machine = this_machine(device)
     try:
         benches = select(selection)
+        if keep:
+            store.check(machine, whole=not selection)
     except ValueError as problem:
         Console(stderr=True).print(str(problem), style="red", highlight=False)
         return 2
     if compile:
         benches += against_compiler(benches)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
-    machine = _machine(device)
     limits, rows, interrupted = _measure(benches, device, console)
+    written = [file for file in (json, html) if file is not None]
     if json is not None:
         content = {
             "machine": vars(machine),
@@ -131,22 +103,31 @@ def run(
             "rows": [row.as_dict() for row in rows],
         }
         json.write_text(json_format.dumps(content, indent=1) + "\n")
-    titles = dict.fromkeys(row.op for row in rows)
-    grids = [_grid(title, [row for row in rows if row.op == title]) for title in titles]
     if html is not None:
-        html.write_text(_html(machine, limits, rows, grids, benches), encoding="utf-8")
-    if markdown:
-        patched = [row for row in rows if row.op.startswith("patch/")]
-        sys.stdout.write(f"{tables.overrides(patched)}\n{machine}\n")
-    else:
-        _print(machine, limits, grids, console)
-    for file in (json, html):
-        if file is not None:
-            console.print(f"wrote {file}", highlight=False)
+        html.write_text(report.html(machine, limits, rows, benches), encoding="utf-8")
+    report.show(machine, limits, rows, console)
+    if keep and not interrupted:
+        titles = {bench.title for bench in benches}
+        written.append(store.add(machine, rows, titles, whole=not selection))
+    for file in written:
+        console.print(f"wrote {file}", highlight=False)
     if interrupted:
         Console(stderr=True).print("interrupted: the report is not complete", style="red")
         return 130
-    return 1 if any(isinstance(row.ms, str) for row in rows) else 0
+    wrong = any(isinstance(row.ms, str) for row in rows)
+    return max(int(wrong), write_documents() if keep else 0)
+
+
+def write_documents() -> int:
+    """Bring the documents up to date with what is stored; 2 if one quotes what is not."""
+    console = Console()
+    try:
+        for file in documents.write():
+            console.print(f"wrote {file}", highlight=False)
+    except ValueError as problem:
+        Console(stderr=True).print(str(problem), style="red", highlight=False)
+        return 2
+    return 0
 
 
 def _measure(
@@ -169,195 +150,3 @@ def _measure(
         except KeyboardInterrupt:
             return limits, rows, True
     return limits, rows, False
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The rows of one op, one line per case, with the peers side by side."""
-
-    title: str
-    columns: list[str]
-    lines: list[list[str]]
-    notes: list[str]
-
-    @property
-    def numeric(self) -> tuple[int, ...]:
-        return tuple(range(3, len(self.columns)))
-
-
-def _grid(title: str, rows: Sequence[Row]) -> Grid:
-    # A peer with no time at all is a note, not two empty columns.
-    timed = {row.peer for row in rows if isinstance(row.peer_ms, float)}
-    peers = [peer for peer in dict.fromkeys(row.peer for row in rows) if peer in timed]
-    flops = any(row.gflops is not None for row in rows)
-    columns = ["shape", "dtype", "path", "ms"]
-    columns += [column for peer in peers for column in (f"{peer} ms", "ratio")]
-    columns += ["GB/s", *(["GFLOP/s"] if flops else []), "of limit", "error"]
-    lines = []
-    for case in dict.fromkeys((row.shape, row.dtype) for row in rows):
-        of_case = {row.peer: row for row in rows if (row.shape, row.dtype) == case}
-        row = next(iter(of_case.values()))
-        line = [*case, f"{row.backend} {row.variant}".strip(), _cell(row.ms)]
-        for peer in peers:
-            line += [_cell(of_case[peer].peer_ms), _cell(of_case[peer].ratio)]
-        line += [_cell(row.gbps), *([_cell(row.gflops)] if flops else [])]
-        line.append("-" if row.limit_fraction is None else f"{row.limit_fraction:.0%}")
-        line.append("-" if row.max_error is None else f"{row.max_error:.0e}")
-        lines.append(line)
-    return Grid(title, columns, lines, _notes(rows))
-
-
-def _cell(value: float | str | None) -> str:
-    """A number, or the first words of a reason, which is told in full below the table."""
-    if isinstance(value, str):
-        return value.partition(" (")[0] if value.startswith("skipped") else value.partition(":")[0]
-    return "-" if value is None else number(value)
-
-
-def _notes(rows: Sequence[Row]) -> list[str]:
-    """Every reason why there is no time, once per side where it is the same for all cases."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for side, ms in (("metalcore", row.ms), (row.peer or "", row.peer_ms)):
-            if isinstance(ms, str):
-                case = f"{row.shape} {row.dtype}"
-                cases_of = reasons.setdefault((side, ms), [])
-                if case not in cases_of:
-                    cases_of.append(case)
-    total = len({(row.shape, row.dtype) for row in rows})
-    return [
-        f"{side}: {reason}" if len(where) == total else f"{side}, {', '.join(where)}: {reason}"
-        for (side, reason), where in reasons.items()
-    ]
-
-
-def _print(machine: Machine, limits: Limits, grids: Sequence[Grid], console: Console) -> None:
-    if not console.is_terminal:
-        # A file has no width that could be too small.
-        console = Console(width=160)
-    for grid in grids:
-        table = Table(title=grid.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for i, column in enumerate(grid.columns):
-            # In a narrow terminal the path wraps, and the numbers stay whole.
-            table.add_column(
-                column.replace(" ", "\n"),
-                justify="right" if i in grid.numeric else "left",
-                no_wrap=column != "path",
-                overflow="fold",
-            )
-        for line in grid.lines:
-            table.add_row(*line)
-        console.print(table)
-        for note in grid.notes:
-            console.print(note, style="yellow", highlight=False, markup=False)
-    console.print(f"\n{machine}\n{_limits_text(limits)}", highlight=False)
-
-
-def _limits_text(limits: Limits) -> str:
-    return (
-        f"Limits measured in this run: copy {limits.memory_gbps:.0f} GB/s from memory and up to "
-        f"{limits.cached_gbps:.0f} GB/s from cache (bytes read and written), float32 matmul "
-        f"{limits.matmul_gflops:.0f} GFLOP/s. A case is compared with the copy of its own size."
-    )
-
-
-def _html(
-    machine: Machine,
-    limits: Limits,
-    rows: Sequence[Row],
-    grids: Sequence[Grid],
-    benches: Sequence[Bench],
-) -> str:
-    sections: list[Section] = []
-    plotted: dict[str, list[Bench]] = {}
-    for bench in benches:
-        if bench.plot_over:
-            plotted.setdefault(bench.title, []).append(bench)
-    for grid in grids:
-        of_op = [row for row in rows if row.op == grid.title]
-        if grid.title in plotted:
-            sections.append(_curves(plotted[grid.title], of_op))
-            sections.append(HtmlTable(grid.title, grid.columns, grid.lines, grid.numeric))
-            continue
-        for peer in dict.fromkeys(row.peer for row in of_op):
-            ratios = {(row.shape, row.dtype): row.ratio for row in of_op if row.peer == peer}
-            if any(ratio is not None for ratio in ratios.values()):
-                name = f"{grid.title}: times as fast as {peer}"
-                sections.append(_bars(name, "times as fast", ratios, 1.0, "equal"))
-        shares = {
-            (row.shape, row.dtype): row.limit_fraction and 100 * row.limit_fraction for row in of_op
-        }
-        if any(share is not None for share in shares.values()):
-            name = f"{grid.title}: share of this machine's limit"
-            sections.append(_bars(name, "percent of the limit", shares, 100.0, "limit"))
-        notes = "; ".join(grid.notes)
-        sections.append(HtmlTable(grid.title, grid.columns, grid.lines, grid.numeric, notes))
-    intro = [
-        str(machine),
-        "Every result is compared with a float64 reference before it is timed. Times are the "
-        "fastest of many rounds, in which metalcore and its peers take turns. The ratio is the "
-        "peer's time divided by metalcore's: above 1, metalcore is faster. The error is the "
-        "largest difference from the reference, relative to its largest value.",
-        _limits_text(limits),
-    ]
-    return page("metalcore bench", intro, sections)
-
-
-def _curves(benches: Sequence[Bench], rows: Sequence[Row]) -> Lines:
-    """The ratio to the fastest peer against one variable, a curve each for one and for many."""
-    best: dict[tuple[str, str], float] = {}
-    for row in rows:
-        if row.ratio is not None:
-            case = (row.shape, row.dtype)
-            best[case] = min(row.ratio, best.get(case, math.inf))
-    over = benches[0].plot_over or ""
-    curves: dict[str, dict[float, float]] = {}
-    names: dict[float, str] = {}
-    for case in cases(benches):
-        dtype = str(case.dtype).removeprefix("torch.")
-        if (case.shape, dtype) in best:
-            x = math.log2(max(1, case.point[over]))
-            names[x] = str(case.point[over])
-            many = "batches, " if case.point.get("batch", 1) > 1 else ""
-            curves.setdefault(many + dtype, {}).setdefault(x, best[case.shape, dtype])
-    return Lines(
-        f"{benches[0].title}: times as fast as the fastest peer",
-        over,
-        "times as fast",
-        {name: sorted(curve.items()) for name, curve in curves.items()},
-        from_zero=True,
-        x_names=names,
-        line=1.0,
-    )
-
-
-def _bars(
-    title: str, unit: str, values: dict[tuple[str, str], float | None], line: float, label: str
-) -> Bars:
-    shapes = list(dict.fromkeys(shape for shape, _ in values))
-    dtypes = list(dict.fromkeys(dtype for _, dtype in values))
-    series = {d: [values.get((s, d)) for s in shapes] for d in dtypes}
-    return Bars(title, unit, shapes, series, line=line, line_label=label)
-
-
-def _machine(device: str) -> Machine:
-    return Machine(
-        processor=_processor(),
-        system=f"{platform.system()} {platform.machine()}",
-        device=device,
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        kernels=_native.isa or f"none ({_native.problem})",
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    )
-
-
-def _processor() -> str:
-    """The processor's name as the system tells it."""
-    if sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from metalcore.bench import harness, run
-from metalcore.bench.compiled import against_compiler
-from metalcore.bench.harness import Bench, Built, run_case
-from metalcore.bench.limits import Limits
 from torch import Tensor
 
 import metalcore
+from metalcore.bench import harness, report, run
+from metalcore.bench.compiled import against_compiler
+from metalcore.bench.harness import Bench, Built, run_case
+from metalcore.bench.limits import Limits
+from metalcore.bench.machine import this_machine
 
 FIELDS = [
     "op",
@@ -89,6 +91,34 @@ def test_a_peer_that_is_wrong_missing_or_failing_is_named() -> None:
     assert missing.peer_ms == "not installed: a_package_that_is_not_there"
     assert str(failing.peer_ms).startswith("failed: ")
     assert all(isinstance(row.ms, float) for row in (wrong, missing, failing))
+
+
+def test_a_training_step_is_checked_timed_and_weighed() -> None:
+    from metalcore.bench.program import _steps
+
+    def build() -> torch.nn.Module:
+        sizes = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 48}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+        return _steps.language_model("llama", use_cache=False, **sizes, **heads)
+
+    run = _steps.training_steps(build, _steps.accelerated)
+    plain = {"torch": _steps.training_steps(build)}
+    sizes = {"batch": 2, "tokens": 16, "words": 500, "layers": 1}
+    (row,) = _rows(_steps.bench("program/training_step", "", build, run, plain, **sizes))
+    assert row.ratio is not None, (row.ms, row.peer_ms)
+    assert row.mib is not None
+    assert row.peer_mib is not None
+    assert 0 < row.mib < row.peer_mib
+    assert [*FIELDS, "mib", "peer_mib"] == list(row.as_dict())
+
+
+def test_a_disturbed_run_is_told() -> None:
+    machine = replace(this_machine("cpu"), cores=4, load=1.0)
+    (row,) = _rows(_bench())
+    assert report.doubts(machine, [replace(row, limit_fraction=1.0)]) == []
+    busy, above = report.doubts(replace(machine, load=3.5), [row, replace(row, limit_fraction=1.3)])
+    assert "busy (load 3.5 on 4 cores)" in busy
+    assert "1 of 2 rows are above the limit" in above
 
 
 def test_torch_compile_is_a_peer_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from metalcore._op import Op
 
 from ..harness import Bench, Built, Function, nbytes
 
-_BATCHED = ((500, 16), (1000, 32), (100, 64), (200, 48))
+_BATCHED = ((500, 16), (1000, 32), (200, 48))
 _SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 

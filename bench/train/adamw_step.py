@@ -56,6 +56,7 @@ def _truth(*inputs: Tensor) -> list[Tensor]:
 BENCHES = tuple(
     Bench(
         op="train/adamw_step",
+        kind="8-bit states" if bits == 8 else "",
         run=_optimizer(metalcore.MetalAdamW, state_bits=bits),
         peers={
             "torch": _optimizer(torch.optim.AdamW),

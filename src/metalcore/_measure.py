@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+_CHATTER = re.compile(rb"^USDT:|Memory block of unknown size was allocated before the profiling")
 
 
 def peak_bytes(work: Callable[[], Any], device: str) -> int:
@@ -66,4 +69,4 @@ def _without_profiler_chatter() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)
-            os.write(2, b"".join(line for line in file if not line.startswith(b"USDT:")))
+            os.write(2, b"".join(line for line in file if not _CHATTER.search(line)))

@@ -16,7 +16,7 @@ Cell = str | float | int | None
 _WIDTH = 480
 # Width of a wide character of the 13 pixel font of the labels.
 _CHARACTER = 8.4
-_COLOURS = 5
+COLOURS = 5
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _figure(section: Bars | Lines, height: float, drawing: Sequence[str], dashed
     legend = ""
     if len(section.series) > 1:
         keys = "".join(
-            f'<span class="key"><i class="{"stroke" if dashed else "fill"} k{i % _COLOURS}"></i>'
+            f'<span class="key"><i class="{"stroke" if dashed else "fill"} k{i % COLOURS}"></i>'
             f"{escape(name)}</span>"
             for i, name in enumerate(section.series)
         )
@@ -167,10 +167,10 @@ def _bars(plot: Bars) -> str:
     for tick in ticks:
         x = left + tick * scale
         out.append(f'<line class="grid" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>')
-        out.append(_text(x, bottom + 16, _tick(tick, ticks), "middle", "tick"))
+        out.append(svg_text(x, bottom + 16, _tick(tick, ticks), "middle", "tick"))
     for g, group in enumerate(plot.groups):
         y = top + between / 2 + g * (of_group + between)
-        out.append(_text(left - 8, y + of_group / 2 + 4.5, group, "end"))
+        out.append(svg_text(left - 8, y + of_group / 2 + 4.5, group, "end"))
         for s, (name, bars) in enumerate(plot.series.items()):
             value, at = bars[g], y + s * (bar + gap)
             if value is None:
@@ -180,17 +180,17 @@ def _bars(plot: Bars) -> str:
                 _bar(left, at, max(value * scale, 1), bar),
             )
             out.append(
-                f'<path class="fill k{s % _COLOURS}" d="{shape}">'
+                f'<path class="fill k{s % COLOURS}" d="{shape}">'
                 f"<title>{escape(f'{group}, {name}: {label}')}</title></path>"
             )
             out.append(
-                _text(left + value * scale + 5, at + bar - 2.5, number(value), "start", "value")
+                svg_text(left + value * scale + 5, at + bar - 2.5, number(value), "start", "value")
             )
     if plot.line is not None:
         x = left + plot.line * scale
         out.append(f'<line class="mark" x1="{x:.1f}" y1="{top - 4}" x2="{x:.1f}" y2="{bottom}"/>')
-        out.append(_text(max(x, left), top - 8, plot.line_label, "start", "tick"))
-    out.append(_text((left + right) / 2, bottom + 36, plot.unit, "middle", "tick"))
+        out.append(svg_text(max(x, left), top - 8, plot.line_label, "start", "tick"))
+    out.append(svg_text((left + right) / 2, bottom + 36, plot.unit, "middle", "tick"))
     return _figure(plot, bottom + 44, out, dashed=False)
 
 
@@ -222,28 +222,28 @@ def _lines(plot: Lines) -> str:
     for tick in y_ticks:
         _, y = at(min(xs), tick)
         out.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
-        out.append(_text(left - 8, y + 4.5, _tick(tick, y_ticks), "end", "tick"))
+        out.append(svg_text(left - 8, y + 4.5, _tick(tick, y_ticks), "end", "tick"))
     for tick, name in x_names.items():
         x, _ = at(tick, y_ticks[0])
-        out.append(_text(x, bottom + 18, name, "middle", "tick"))
+        out.append(svg_text(x, bottom + 18, name, "middle", "tick"))
     if plot.line is not None:
         _, y = at(min(xs), plot.line)
         out.append(f'<line class="mark" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
     for s, (name, curve) in enumerate(plot.series.items()):
         if len(curve) == 1:
             x, y = at(*curve[0])
-            out.append(f'<circle class="fill k{s % _COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+            out.append(f'<circle class="fill k{s % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve)
         out.append(
-            f'<polyline class="stroke k{s % _COLOURS}" points="{path}">'
+            f'<polyline class="stroke k{s % COLOURS}" points="{path}">'
             f"<title>{escape(name)}</title></polyline>"
         )
-    out.append(_text(8, 14, plot.y_label, "start", "tick"))
-    out.append(_text((left + right) / 2, bottom + 38, plot.x_label, "middle", "tick"))
+    out.append(svg_text(8, 14, plot.y_label, "start", "tick"))
+    out.append(svg_text((left + right) / 2, bottom + 38, plot.x_label, "middle", "tick"))
     return _figure(plot, bottom + 46, out, dashed=True)
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
     )
@@ -267,13 +267,22 @@ def _tick(value: float, ticks: Sequence[float]) -> str:
     return f"{value:,.{decimals}f}"
 
 
-_CSS = """
+COLOUR_CSS = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1a1a19; --soft: #5c5b57; --rule: #e4e3df;
   --k0: #2a78d6; --k1: #d9541f; --k2: #158f63; --k3: #8a5cd1; --k4: #b07d00; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #1a1a19; --ink: #f2f1ed; --soft: #a9a8a2; --rule: #3a3936;
     --k0: #4a95ec; --k1: #ee7a48; --k2: #2fb585; --k3: #ab86e8; --k4: #d3a02a; } }
-* { box-sizing: border-box; }
+.k0 { color: var(--k0); } .k1 { color: var(--k1); } .k2 { color: var(--k2); }
+.k3 { color: var(--k3); } .k4 { color: var(--k4); }
+.grid { stroke: var(--rule); stroke-width: 1; }
+.mark { stroke: var(--ink); stroke-width: 1.5; }
+.fill { fill: currentColor; }
+"""
+
+_CSS = (
+    COLOUR_CSS
+    + """* { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1080px; padding: 24px 16px 48px; background: var(--page);
   color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 26px; line-height: 1.2; margin: 0 0 12px; }
@@ -300,12 +309,8 @@ svg { display: block; width: 100%; height: auto; }
 svg text { font-family: inherit; font-size: 13px; fill: var(--ink); }
 svg .tick { fill: var(--soft); font-size: 12px; }
 svg .value { font-size: 12px; font-variant-numeric: tabular-nums; }
-.grid { stroke: var(--rule); stroke-width: 1; }
-.mark { stroke: var(--ink); stroke-width: 1.5; }
-.fill { fill: currentColor; }
 .stroke { fill: none; stroke: currentColor; stroke-width: 2.5; stroke-linejoin: round; }
 .stroke.k1 { stroke-dasharray: 7 5; }
 .stroke.k2 { stroke-dasharray: 2 4; }
-.k0 { color: var(--k0); } .k1 { color: var(--k1); } .k2 { color: var(--k2); }
-.k3 { color: var(--k3); } .k4 { color: var(--k4); }
 """
+)

@@ -71,15 +71,18 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write a page here.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    markdown: Annotated[bool, typer.Option(help="Print the table of overrides.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Keep for the docs.")] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="Only write the docs of those.")] = False,
     sim: Annotated[bool, typer.Option(help="Count what the Metal kernels move.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Also time torch.compile.")] = False,
 ) -> None:
     """Time ops side by side with their peers, after checking that both are right."""
     from metalcore.bench import counters
-    from metalcore.bench.run import run, select
+    from metalcore.bench.run import run, select, write_documents
     from metalcore.doctor import restart_where_bfloat16_is_broken
 
+    if docs:
+        raise typer.Exit(write_documents())
     if sim:
         try:
             benches = select(ops or [])
@@ -87,9 +90,7 @@ def bench(
             raise typer.BadParameter(str(error)) from error
         raise typer.Exit(counters.run(benches, json_file))
     restart_where_bfloat16_is_broken()
-    raise typer.Exit(
-        run(ops or [], json_file, html_file, threads, compile=compile, markdown=markdown)
-    )
+    raise typer.Exit(run(ops or [], json_file, html_file, threads, compile=compile, keep=store))
 
 
 @app.command()
