@@ -18,12 +18,13 @@ CODE = {".py", ".h", ".cpp", ".metal"}
 MOST = 6
 EXAMPLES = {"tests/linalg/test_qr.py", "tests/train/test_rms_norm.py"}
 # longer than the others together: they run where they are reached, and with `make test`
-NO_UNIT_TESTS = {"tests/test_metal_kernels.py", "tests/test_readme.py"}
+NO_UNIT_TESTS = {"tests/test_metal_kernels.py", "tests/test_docs.py"}
 FOLDERS = {
     "src/metalcore/patch": {"tests/patch"},
     "src/mslsim": {"tests/mslsim/test_api.py", "tests/mslsim/test_kernels.py"},
-    "docs": {"tests/test_readme.py"},
-    "README.md": {"tests/test_readme.py"},
+    "docs": {"tests/test_docs.py"},
+    "README.md": {"tests/test_docs.py"},
+    "CONTRIBUTING.md": {"tests/test_docs.py"},
 }
 
 

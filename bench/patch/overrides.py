@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import metalcore
-from metalcore._policy import policy
 from metalcore.patch import _replace
 from metalcore.patch.overrides import GROUPS
 
@@ -128,37 +127,6 @@ def _steps(overridden: bool) -> Built:
 
     return Built(build)
 
-
-def _matrices(op: str) -> str:
-    """In words, what `[override]` of a function of torch.linalg says."""
-    p = policy(op, "override")
-    text = f"{p['batch_from']} matrices and {p['values_from']} values, up to {p['side_up_to']} rows"
-    alone = {
-        "alone_from": "float32 matrix of {} rows and twice the columns",
-        "alone_square_from": "float32 matrix of {} rows",
-        "alone_double_from": "float64 matrix of {} rows",
-    }
-    return "; one ".join([text, *(words.format(p[k]) for k, words in alone.items() if k in p)])
-
-
-def _describe() -> dict[str, str]:
-    p = {op: policy(op, "override") for op in ("silu", "gelu", "softmax", "rms_norm", "layer_norm")}
-    loss, bag = policy("cross_entropy", "override"), policy("embedding_bag", "override")
-    gradient = "{values_from} values, {gradient_from} with a gradient"
-    return {
-        **{op: gradient.format(**p[op]) for op in ("silu", "gelu", "softmax")},
-        "rms_norm": "{values_from} values".format(**p["rms_norm"]),
-        "layer_norm": "{values_from} values, {half_from} in 16 bits".format(**p["layer_norm"]),
-        "cross_entropy": "{values_from} logits, {classes_from} classes".format(**loss),
-        "embedding_bag": "{indices_from} indices, {gradient_from} with a gradient".format(**bag),
-        **{op: _matrices(op) for op in ("solve", *(d[0] for d in _decompositions))},
-        "lstsq": _matrices("lstsq"),
-        "adamw": "always, but for 16-bit parameters and fused=True",
-    }
-
-
-WHEN = _describe()
-"""From which sizes on a function is replaced, in words."""
 
 BENCHES = (
     *(
