@@ -90,7 +90,9 @@ def run(
 
 @app.command()
 def lint(
-    kernel: Metal,
+    kernels: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Metal source files")
+    ],
     as_json: Json = False,
     include: Include = None,
     define: Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")] = None,
@@ -100,13 +102,15 @@ def lint(
 ) -> None:
     """Report what Apple's compiler would refuse, without running anything."""
     defines = dict(d.partition("=")[::2] for d in define or ())
-    findings = lint_source(
-        kernel.read_text(),
-        registers=registers,
-        name=str(kernel),
-        include=[str(kernel.parent), *map(str, include or ())],
-        defines={k: v or "1" for k, v in defines.items()},
-    )
+    findings = []
+    for kernel in kernels:
+        findings += lint_source(
+            kernel.read_text(),
+            registers=registers,
+            name=str(kernel),
+            include=[str(kernel.parent), *map(str, include or ())],
+            defines={k: v or "1" for k, v in defines.items()},
+        )
     if as_json:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:

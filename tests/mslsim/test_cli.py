@@ -51,6 +51,8 @@ def test_lint():
     result = invoke("lint", strict / "recursion.metal")
     assert result.exit_code == 1 and "recursion is not allowed" in result.output
     assert invoke("lint", strict / "recursion_fixed.metal").exit_code == 0
+    both = invoke("lint", strict / "recursion_fixed.metal", strict / "recursion.metal")
+    assert (both.exit_code, both.output) == (1, result.output)
 
 
 def test_lint_registers(tmp_path):
