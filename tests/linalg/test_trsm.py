@@ -92,7 +92,17 @@ def test_vectors_and_broadcast_batches(backend: Backend) -> None:
     assert metalcore.trsm_batched is metalcore.trsm
 
 
-def test_zeros_on_the_diagonal_give_what_torch_gives(backend: Backend) -> None:
+def _substituted(A: Tensor, B: Tensor) -> Tensor:
+    """X of lower triangles A, row by row, in float64."""
+    A, X = A.cpu().double(), B.cpu().double()
+    for i in range(A.shape[-1]):
+        for j in range(i):
+            X[:, i] -= A[:, i, j, None] * X[:, j]
+        X[:, i] /= A[:, i, i, None]
+    return X
+
+
+def test_zeros_and_other_hard_values_on_the_diagonal(backend: Backend) -> None:
     for n, k in ((5, 1), (5, 9), (5, 40)):
         A, B = _triangular(backend, 20, n, n), backend.randn(20, n, k)
         A[3, 2, 2] = 0.0
@@ -102,12 +112,10 @@ def test_zeros_on_the_diagonal_give_what_torch_gives(backend: Backend) -> None:
         B[5] *= 1e-39
         A[6] *= 1e38
         B[6, 0] = 0.0
-        X = metalcore.trsm(A, B)
-        truth = torch.linalg.solve_triangular(A.cpu(), B.cpu(), upper=False)
-        if backend.name == "sim":
-            # a GPU may take subnormal numbers as zeros
-            X, truth = (torch.cat((x[:5].cpu(), x[6:].cpu())) for x in (X, truth))
-        torch.testing.assert_close(X.cpu(), truth, equal_nan=True)
+        X, truth = metalcore.trsm(A, B).cpu(), _substituted(A, B).float()
+        # a GPU may take subnormal numbers as zeros
+        keep = [i for i in range(20) if i != 5 or backend.name == "cpu"]
+        torch.testing.assert_close(X[keep], truth[keep], equal_nan=True)
 
 
 def test_one_system_alone_is_that_of_a_batch() -> None:
