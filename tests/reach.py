@@ -21,7 +21,10 @@ EXAMPLES = {"tests/linalg/test_qr.py", "tests/train/test_rms_norm.py"}
 NO_UNIT_TESTS = {"tests/test_metal_kernels.py", "tests/test_docs.py"}
 FOLDERS = {
     "src/metalcore/patch": {"tests/patch"},
-    "src/mslsim": {"tests/mslsim/test_api.py", "tests/mslsim/test_kernels.py"},
+    "src/mslsim": {
+        f"tests/mslsim/test_{name}.py"
+        for name in ("api", "cache", "kernels", "signature", "uninitialized")
+    },
     "docs": {"tests/test_docs.py"},
     "README.md": {"tests/test_docs.py"},
     "CONTRIBUTING.md": {"tests/test_docs.py"},
