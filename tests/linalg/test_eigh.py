@@ -188,7 +188,7 @@ def test_values_of_one_large_matrix(name: str) -> None:
         for n in (96, 99, 130, 257, 300):
             A = SYMMETRIC[name](n).to(dtype)
             with metalcore.trace() as t:
-                values = metalcore.eigvalsh(A)
+                values, _ = torch.ops.metalcore.eigvalsh(A, False)
             assert [r.variant for r in t.records] == ["alone"]
             # in float64, of a scaled matrix: LAPACK loses what it squares
             scale = torch.finfo(dtype).tiny if not A.any() else A.abs().amax().item()
