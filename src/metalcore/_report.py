@@ -170,7 +170,7 @@ def _bars(plot: Bars) -> str:
         out.append(svg_text(x, bottom + 16, _tick(tick, ticks), "middle", "tick"))
     for g, group in enumerate(plot.groups):
         y = top + between / 2 + g * (of_group + between)
-        out.append(svg_text(left - 8, y + of_group / 2 + 4.5, group, "end"))
+        out.append(svg_text(left - 8, y + of_group / 2 + 4.5, _label(group, left), "end"))
         for s, (name, bars) in enumerate(plot.series.items()):
             value, at = bars[g], y + s * (bar + gap)
             if value is None:
@@ -192,6 +192,12 @@ def _bars(plot: Bars) -> str:
         out.append(svg_text(max(x, left), top - 8, plot.line_label, "start", "tick"))
     out.append(svg_text((left + right) / 2, bottom + 36, plot.unit, "middle", "tick"))
     return _figure(plot, bottom + 44, out, dashed=False)
+
+
+def _label(text: str, width: float) -> str:
+    """`text` without its middle where it is too long; names differ at their ends."""
+    most = int((width - 12) / 7.6)  # small letters are narrower
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
 
 
 def _bar(x: float, y: float, width: float, height: float) -> str:
@@ -296,7 +302,7 @@ th, td { padding: 5px 14px 5px 0; text-align: left; white-space: nowrap;
   border-bottom: 1px solid var(--rule); }
 th { color: var(--soft); font-weight: 600; }
 .number { text-align: right; }
-.plots { display: grid; gap: 32px; margin: 32px 0 0; align-items: end;
+.plots { display: grid; gap: 32px; margin: 32px 0 0; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
 figure { margin: 0; max-width: 620px; }
 svg { display: block; width: 100%; height: auto; }

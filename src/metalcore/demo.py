@@ -286,6 +286,15 @@ class Comparison:
     def kernels(self) -> list[list[str]]:
         return [[path, str(count)] for path, count in sorted(self.simulated.kernels.items())]
 
+    def headline(self) -> str:
+        """What a reader wants to know first."""
+        faster = self.plain.median_ms / self.ours.median_ms
+        memory = self.ours.peak_bytes / self.plain.peak_bytes
+        return (
+            f"With metalcore a training step is {faster:.2f} times as fast and takes "
+            f"{memory:.0%} of the memory. Losses and written text are the same."
+        )
+
     def remarks(self) -> list[str]:
         weights = sum(p.numel() for p in self.plain.model.parameters()) / 1e6
         what = (
@@ -323,6 +332,8 @@ class Comparison:
         console.print("one step of metalcore's ops:", self.trace.summary(), highlight=False)
         for remark in self.remarks():
             console.print(remark, highlight=False)
+        if not self.problems:
+            console.print(self.headline(), style="bold", highlight=False)
         for problem in self.problems:
             console.print(f"PROBLEM: {problem}", style="bold red", highlight=False)
 
@@ -341,7 +352,7 @@ class Comparison:
         columns = ["", "plain", "metalcore", "difference"]
         return _report.page(
             "metalcore demo: a small Llama, as it is and accelerated",
-            [*self.remarks(), *([f"PROBLEM: {problems}."] if problems else [])],
+            [f"PROBLEM: {problems}." if problems else self.headline(), *self.remarks()],
             [
                 _report.Lines("Loss", "step", "cross entropy, nats per token", losses),
                 _report.Lines("Time per step", "step", "milliseconds", times, from_zero=True),
