@@ -16,6 +16,9 @@ thread_local const char* metalcore_variant = "";
 
 extern "C" {
 
+// Counts up with every change of what the loader and the schemas expect of a library.
+__attribute__((visibility("default"))) int metalcore_interface() { return 2; }
+
 __attribute__((visibility("default"))) const char* metalcore_last_variant() {
   return metalcore_variant;
 }

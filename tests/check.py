@@ -41,7 +41,7 @@ def check_op(
     assert all(r.variant for r in t.records) or backend.name != "cpu", t
     truth = op.results(op.meaning(*truths), truths)
     _compare("output", outputs, truth, name, dtype, reduces_over)
-    for given, used, argument in zip(args, inputs, op._overload._schema.arguments, strict=True):
+    for given, used, argument in zip(args, inputs, op.arguments, strict=True):
         if not argument.is_write:
             for a, b in zip(tensors([given]), tensors([used]), strict=True):
                 assert torch.equal(a.nan_to_num(), b.detach().nan_to_num()), "input changed"
@@ -90,6 +90,9 @@ def check_registration(name: str, args: Sequence[Any], *, differentiable: bool =
     op = Op.all[name]
     doubles = [_leaf(_double(a), differentiable) for a in args]
     torch.library.opcheck(getattr(torch.ops.metalcore, name).default, tuple(doubles))
+    kernel = getattr(torch.ops.metalcore_kernels, name).default
+    plain = tuple(_leaf(_double(a), False) for a in args)
+    torch.library.opcheck(kernel, plain, test_utils=("test_schema", "test_faketensor"))
     if differentiable:
         wanted = [i for i, a in enumerate(doubles) if isinstance(a, Tensor) and a.requires_grad]
 
@@ -100,8 +103,8 @@ def check_registration(name: str, args: Sequence[Any], *, differentiable: bool =
             return _differentiable(op.results(op(*full), full))
 
         leaves = tuple(doubles[i] for i in wanted)
-        assert torch.autograd.gradcheck(of_tensors, leaves)
-        assert torch.autograd.gradgradcheck(of_tensors, leaves)
+        assert torch.autograd.gradcheck(of_tensors, leaves, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(of_tensors, leaves, check_fwd_over_rev=True)
 
 
 def _compare(

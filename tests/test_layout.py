@@ -76,6 +76,15 @@ def test_no_file_is_named_after_nothing(pattern: str) -> None:
     assert not [p for p in names if pattern in p.name]
 
 
+def test_private_names_of_torch_are_in_one_file() -> None:
+    # `_op.py` reads the schema and the function of an op overload, which have no public name
+    private = r"torch(?:\.\w+)*\._|from torch[\w.]* import _|forward_ad\._"
+    for path in (ROOT / "src/metalcore").rglob("*.py"):
+        if path.name != "_torch.py" and "bench" not in path.parts:
+            text = path.read_text()
+            assert not re.search(private, text.replace("torch.__", "")), path
+
+
 def test_comments_follow_the_rules() -> None:
     for root in ("src", "csrc", "bench", "tests"):
         for path in (ROOT / root).rglob("*"):

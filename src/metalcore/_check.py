@@ -10,9 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from metalcore import _native
+from metalcore import _native, _torch
 
-LinAlgError: type[RuntimeError] = torch._C._LinAlgError  # type: ignore[attr-defined]
+LinAlgError = _torch.LinAlgError
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAPACK_TYPES = (torch.float32, torch.float64)
 
@@ -159,19 +159,29 @@ def expect_factored(op: str, info: Tensor, api: str, way_out: str) -> None:
     if is_clear(info):
         return
     try:
-        torch._linalg_check_errors(info, api, is_matrix=info.dim() == 0)
+        _torch.check_linalg_errors(info, api, is_matrix=info.dim() == 0)
     except LinAlgError as error:
         explain(op, error, way_out)
 
 
 def is_eager() -> bool:
     """Whether a call computes what it is told: compilers and function transforms only record it."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return not (torch.compiler.is_compiling() or _torch.is_transformed())
+
+
+def are_transformed() -> bool:
+    """Whether function transforms or forward mode, which want torch's own functions, are at work.
+
+    Compilers record what is asked of them, and apply transforms to that.
+    """
+    return not torch.compiler.is_compiling() and (
+        _torch.is_transformed() or _torch.has_dual_level()
+    )
 
 
 def is_clear(info: Tensor) -> bool:
     """Whether `info` is known to be zero. Compilers and function transforms cannot know."""
-    return is_eager() and not _native.any_nonzero(info)
+    return type(info) is Tensor and is_eager() and not _native.any_nonzero(info)
 
 
 def explain(op: str, error: RuntimeError, way_out: str) -> NoReturn:
@@ -204,6 +214,10 @@ def expect_positive(op: str, **values: float) -> None:
 
 def refuse_index(op: str, index: int, what: str) -> NoReturn:
     raise IndexError(f"{op}: index {index} is out of range for {what}")
+
+
+def refuse_gradient(op: str) -> NoReturn:
+    raise RuntimeError(f"{op}: has no gradient; call it under torch.no_grad()")
 
 
 def forbid_reference(op: str, x: Tensor) -> NoReturn:

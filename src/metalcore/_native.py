@@ -18,6 +18,9 @@ import torch
 _SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon",)}
 _TORCH_NAME = {"AVX512": "avx512", "AVX2": "avx2"}
 
+# What `metalcore_interface` of a library must be that goes with these sources.
+_INTERFACE = 2
+
 isa: str | None = None
 """The instruction set in use; None where no compiled kernels are loaded."""
 
@@ -65,11 +68,14 @@ def load() -> None:
     path = _libraries()[candidates[0]]
     try:
         torch.ops.load_library(path)
-    except OSError as error:
-        problem = f"{path.name} does not load: {error}"
+        library = ctypes.CDLL(str(path))
+        if library.metalcore_interface() != _INTERFACE:
+            raise OSError("it is of another version of metalcore")
+    except (AttributeError, OSError) as error:
+        problem = f"{path.name} does not load: {error}; build it again with `pip install .`"
         warnings.warn(f"metalcore: {problem}; ops run as the reference", stacklevel=2)
         return
-    _library = ctypes.CDLL(str(path))
+    _library = library
     _library.metalcore_last_variant.restype = ctypes.c_char_p
     _library.metalcore_any.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     _library.metalcore_build_info.restype = ctypes.c_char_p

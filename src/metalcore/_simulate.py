@@ -4,8 +4,7 @@
 from functools import cache
 from typing import Any
 
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
+from metalcore import _torch
 from metalcore._trace import WatchingMode, tensors, trace
 from metalcore.metal.launch import PLANS, execute
 from metalcore.metal.source import Compiler
@@ -29,14 +28,17 @@ class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
     def __init__(
         self, checks: str | frozenset[str] = "all", *, compiler: Compiler | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._compiler = compiler or _compiler(checks)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func.namespace == "metalcore":
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         name = func.__name__.split(".")[0]
-        if func.namespace != "metalcore" or name not in PLANS or not _on_cpu(args):
+        if func.namespace != "metalcore_kernels" or name not in PLANS or not _on_cpu(args):
             return func(*args, **(kwargs or {}))
 
         def call() -> Any:
@@ -44,7 +46,7 @@ class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
             return func(*args) if outputs is NotImplemented else outputs
 
         # A trace that was entered first does not see what ends here.
-        for mode in _get_current_dispatch_mode_stack():
+        for mode in _torch.dispatch_modes():
             if isinstance(mode, trace):
                 return mode.measure(func, args, call)
         return call()

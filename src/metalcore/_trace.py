@@ -12,9 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from metalcore import _native
+from metalcore import _native, _torch
 
 # By its own name: to look it up takes as long as the call. A compiler takes it for true.
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -51,16 +50,16 @@ def note(path: str, variant: str = "") -> None:
     _last.how = (path, variant)
 
 
-class WatchingMode(TorchDispatchMode):
+class WatchingMode(_torch.DispatchMode):  # type: ignore[misc]
     """A mode that wants to see every op, also those that torch could compute."""
 
     def __enter__(self) -> Any:
         _entered.append(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         _entered.remove(self)
 
 
@@ -76,7 +75,7 @@ class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.records: list[Record] = []
 
     def __torch_dispatch__(
@@ -86,7 +85,10 @@ class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func.namespace != "metalcore":
+        if func.namespace == "metalcore":
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        if func.namespace != "metalcore_kernels":
             return func(*args, **(kwargs or {}))
         return self.measure(func, args, lambda: func(*args, **(kwargs or {})))
 
@@ -168,7 +170,7 @@ def note_torch(op: str, x: Tensor) -> bool:
 
     False where another mode than a trace is active, which wants the op.
     """
-    watching: list[Any] = _get_current_dispatch_mode_stack()
+    watching: list[Any] = _torch.dispatch_modes()
     if not all(isinstance(mode, trace) for mode in watching):
         return False
     for mode in watching:

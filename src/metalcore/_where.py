@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalcore import _trace
+from metalcore import _torch, _trace
 from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
 from metalcore._op import Example, Op
@@ -41,8 +41,8 @@ def devices() -> list[torch.device]:
 def kernel_dtypes(op: Op, backend: str) -> list[str]:
     """Dtypes that `op` has a kernel for on `backend` (`cpu` or `metal`), here or elsewhere."""
     if backend == "cpu":
-        key = torch._C._dispatch_has_kernel_for_dispatch_key(f"metalcore::{op.name}", "CPU")
-        return [dtype_name(d) for d in FLOATS] if key else []
+        has_kernel = _torch.has_kernel(f"metalcore_kernels::{op.name}", "CPU")
+        return [dtype_name(d) for d in FLOATS] if has_kernel else []
     plan = PLANS.get(op.name)
     if plan is None:
         return []

@@ -170,6 +170,6 @@ std::tuple<Tensor, Tensor> cholesky(const Tensor& A_in, bool upper) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("cholesky", kernel<&cholesky>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("cholesky", kernel<&cholesky>); }
 
 }  // namespace metalcore::cpu

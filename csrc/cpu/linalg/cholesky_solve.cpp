@@ -14,6 +14,8 @@ Tensor cholesky_solve(const Tensor& B, const Tensor& L, bool upper) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("cholesky_solve", kernel<&cholesky_solve>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
+  m.impl("cholesky_solve", kernel<&cholesky_solve>);
+}
 
 }  // namespace metalcore::cpu

@@ -87,6 +87,6 @@ Results det(const Tensor& A_in) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("det", kernel<&det>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("det", kernel<&det>); }
 
 }  // namespace metalcore::cpu

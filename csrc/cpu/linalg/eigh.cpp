@@ -303,7 +303,7 @@ std::tuple<Tensor, Tensor> eigvalsh(const Tensor& A, bool upper) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("eigh", kernel<&eigh>);
   m.impl("eigvalsh", kernel<&eigvalsh>);
 }

@@ -125,7 +125,7 @@ Tensor apply_householder(const Tensor& A_in, const Tensor& v_in, const Tensor& t
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("householder_vector", kernel<&householder_vector>);
   m.impl("apply_householder", kernel<&apply_householder>);
 }

@@ -84,6 +84,6 @@ Factors lu(const Tensor& A_in) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("lu", kernel<&lu>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("lu", kernel<&lu>); }
 
 }  // namespace metalcore::cpu

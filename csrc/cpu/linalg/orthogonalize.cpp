@@ -77,6 +77,8 @@ Tensor orthogonalize(const Tensor& A) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("orthogonalize", kernel<&orthogonalize>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
+  m.impl("orthogonalize", kernel<&orthogonalize>);
+}
 
 }  // namespace metalcore::cpu

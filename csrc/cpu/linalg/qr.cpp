@@ -152,6 +152,6 @@ std::tuple<Tensor, Tensor> qr(const Tensor& A_in, std::string mode) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("qr", kernel<&qr>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("qr", kernel<&qr>); }
 
 }  // namespace metalcore::cpu

@@ -109,6 +109,6 @@ std::tuple<Tensor, Tensor> solve(const Tensor& A_in, const Tensor& B_in, bool re
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("solve", kernel<&solve>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("solve", kernel<&solve>); }
 
 }  // namespace metalcore::cpu

@@ -272,7 +272,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> svd_solve(const Tensor& A_in, const T
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("svd", kernel<&svd>);
   m.impl("svdvals", kernel<&svdvals>);
   m.impl("svd_solve", kernel<&svd_solve>);

@@ -12,6 +12,6 @@ Tensor trsm(const Tensor& A, const Tensor& B, bool lower, bool transpose, bool u
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("trsm", kernel<&trsm>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("trsm", kernel<&trsm>); }
 
 }  // namespace metalcore::cpu

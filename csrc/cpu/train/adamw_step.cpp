@@ -350,7 +350,7 @@ Tensor adamw_norm(Tensors grads) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("adamw_step", kernel<&adamw_step>);
   m.impl("adamw_norm", kernel<&adamw_norm>);
 }

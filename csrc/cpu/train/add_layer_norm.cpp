@@ -25,6 +25,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x_in,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("add_layer_norm", kernel<&add_layer_norm>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
+  m.impl("add_layer_norm", kernel<&add_layer_norm>);
+}
 
 }  // namespace metalcore::cpu

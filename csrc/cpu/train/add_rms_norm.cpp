@@ -68,7 +68,7 @@ std::tuple<Tensor, Tensor> add_rms_norm_in_place(const Tensor& x_in, Tensor resi
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("add_rms_norm", kernel<&add_rms_norm>);
   m.impl("add_rms_norm_", kernel<&add_rms_norm_in_place>);
 }

@@ -344,7 +344,7 @@ std::tuple<Tensor, Tensor> cross_entropy_in_place(Tensor logits, const Tensor& t
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("cross_entropy", kernel<&cross_entropy>);
   m.impl("cross_entropy_", kernel<&cross_entropy_in_place>);
 }

@@ -364,7 +364,7 @@ std::tuple<Tensor, Tensor> embedding_bag_backward(const Tensor& dy_in, const Ten
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("embedding_bag", kernel<&embedding_bag>);
   m.impl("embedding_bag_backward", kernel<&embedding_bag_backward>);
 }

@@ -132,7 +132,7 @@ Tensor scatter_add(const Tensor& x_in, const Tensor& index_in, const Tensor& src
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("gather", kernel<&gather>);
   m.impl("index_select", kernel<&index_select>);
   m.impl("scatter_add", kernel<&scatter_add>);

@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor> geglu_backward(const Tensor& dy, const Tensor& gate, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("geglu", kernel<&geglu>);
   m.impl("geglu_backward", kernel<&geglu_backward>);
 }

@@ -27,7 +27,7 @@ Tensor bias_gelu_backward(const Tensor& dy, const Tensor& x, const Tensor& bias,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("gelu", kernel<&gelu>);
   m.impl("gelu_backward", kernel<&gelu_backward>);
   m.impl("bias_gelu", kernel<&bias_gelu>);

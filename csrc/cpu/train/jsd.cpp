@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor> jsd_backward(const Tensor& dloss, const Tensor& input
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("jsd", kernel<&jsd>);
   m.impl("jsd_backward", kernel<&jsd_backward>);
 }

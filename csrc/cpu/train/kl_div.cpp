@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> kl_div_backward(const Tensor& dloss, const Tensor& in
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("kl_div", kernel<&kl_div>);
   m.impl("kl_div_backward", kernel<&kl_div_backward>);
 }

@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy_in, cons
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("layer_norm", kernel<&layer_norm>);
   m.impl("layer_norm_backward", kernel<&layer_norm_backward>);
 }

@@ -130,7 +130,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("rms_norm", kernel<&rms_norm>);
   m.impl("rms_norm_backward", kernel<&rms_norm_backward>);
 }

@@ -310,6 +310,6 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q_in, std::optional<Tensor> k_in,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) { m.impl("rope", kernel<&rope>); }
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("rope", kernel<&rope>); }
 
 }  // namespace metalcore::cpu

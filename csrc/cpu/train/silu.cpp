@@ -22,7 +22,7 @@ Tensor bias_silu_backward(const Tensor& dy, const Tensor& x, const Tensor& bias)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("silu", kernel<&silu>);
   m.impl("silu_backward", kernel<&silu_backward>);
   m.impl("bias_silu", kernel<&bias_silu>);

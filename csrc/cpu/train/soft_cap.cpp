@@ -34,7 +34,7 @@ Tensor soft_cap_backward(const Tensor& dy, const Tensor& x, double cap) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("soft_cap", kernel<&soft_cap>);
   m.impl("soft_cap_backward", kernel<&soft_cap_backward>);
 }

@@ -149,7 +149,7 @@ Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("softmax", kernel<&softmax>);
   m.impl("softmax_backward", kernel<&softmax_backward>);
 }

@@ -14,7 +14,7 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(metalcore, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
   m.impl("swiglu", kernel<&swiglu>);
   m.impl("swiglu_backward", kernel<&swiglu_backward>);
 }

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore import _torch
 from metalcore._op import Op
 from metalcore._policy import policy
 from metalcore.ops.train._elementwise import in_memory_order
@@ -60,7 +61,7 @@ def _keeps_order(x: Tensor) -> bool:
     return 0 not in x.stride() and x.permute(order).is_contiguous()
 
 
-@replaces("activations", (torch._C._nn, "silu"))
+@replaces("activations", (_torch.nn_functions, "silu"))
 def _make_silu(original: Function) -> Function:
     def silu(input: Any, out: Any = None) -> Any:
         if (

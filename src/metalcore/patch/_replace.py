@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Functions of torch replaced by name, for all threads or for one block, and put back as they were.
 
-A replacement stands where torch looks the function up (`torch.softmax`, `torch._C._nn.silu`), looks
-at its arguments, and calls what it found there for all that it does not take.
+A replacement stands where torch looks the function up (`torch.softmax`, not `F.softmax`), looks at
+its arguments, and calls what it found there for all that it does not take.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.jit import _builtins
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from metalcore import _torch
 from metalcore._simulate import simulate
 from metalcore._trace import trace
 
@@ -37,11 +32,6 @@ compiling = torch.compiler.is_dynamo_compiling
 _DEVICES = frozenset(("cpu", "mps"))
 # gone from torch 2.13 on
 _has_names: Function | None = getattr(Tensor, "has_names", None)
-_transforms = torch._C._are_functorch_transforms_active
-_function_modes = torch._C._len_torch_function_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_jit_tracing = torch._C._get_tracing_state
-_autocast = torch._C._is_any_autocast_enabled
 
 # The groups that blocks around the caller hold; None while one of our functions computes, which
 # may itself call torch.
@@ -102,15 +92,7 @@ class Place:
         else:
             delattr(self._owner, self._attribute)
         self._installed = False
-        self._correct_compiler()
-
-    def _correct_compiler(self) -> None:
-        """Dynamo looks up the functions it knows by name, once, and may have met ours."""
-        dynamo = sys.modules.get("torch._dynamo.trace_rules")
-        if dynamo is not None and dynamo.get_torch_obj_rule_map.cache_info().currsize:
-            rules = dynamo.get_torch_obj_rule_map()
-            if self._replacement in rules:
-                rules[self._original] = rules.pop(self._replacement)
+        _torch.forget(self._replacement, self._original)
 
     def _dressed(self, original: Any) -> Function:
         """The replacement, with the name by which pickle, TorchScript and inspect know torch's."""
@@ -122,10 +104,7 @@ class Place:
         made.__name__, made.__doc__ = self._attribute, original.__doc__
         made.__wrapped__ = original  # type: ignore[attr-defined]
         made.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
-        builtin = _builtins._find_builtin(original)
-        if builtin is not None:
-            # by its id, which must not become another function's
-            _builtins._register_builtin(made, builtin)
+        if _torch.pass_for(made, original):
             _kept.append(made)
         return made
 
@@ -139,7 +118,9 @@ def replaces(group: str, *places: tuple[Any, str]) -> Callable[[Function], Funct
 
     def attach(make: Function) -> Function:
         for owner, name in places:
-            PLACES.setdefault(group, []).append(Place(group, owner, name, make))
+            # what torch has no longer is not replaced
+            if hasattr(owner, name):
+                PLACES.setdefault(group, []).append(Place(group, owner, name, make))
         return make
 
     return attach
@@ -151,20 +132,20 @@ def may_replace(group: str, x: Tensor, *others: Tensor | None) -> bool:
     held = _held.get()
     if held is None or (group not in held and group not in _everywhere.groups):
         return False
-    if _transforms() or forward_ad._current_level >= 0 or _jit_tracing() is not None:
+    if _torch.is_transformed() or _torch.has_dual_level() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return False
-    if _function_modes() and not all(
-        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
+    if _torch.has_function_mode() and not all(
+        map(_torch.sets_device_only, _torch.function_modes())
     ):
         return False
-    if _dispatch_modes() and not all(
-        isinstance(mode, (trace, simulate)) for mode in _get_current_dispatch_mode_stack()
+    if _torch.has_dispatch_mode() and not all(
+        isinstance(mode, (trace, simulate)) for mode in _torch.dispatch_modes()
     ):
         return False
     device, dtype = x.device, x.dtype
     if device.type not in _DEVICES or not dtype.is_floating_point:
         return False
-    if _autocast() and device.type != "cpu" and torch.is_autocast_enabled(device.type):
+    if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         return False
     return _is_plain(x) and all(t is None or goes_with(x, t) for t in others)
 

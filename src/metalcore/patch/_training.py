@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore import _torch
 from metalcore._op import Op
 from metalcore._policy import policy
 from metalcore.ops.train.embedding_bag import MODES
@@ -35,7 +36,7 @@ BAGS_FROM: int = policy("embedding_bag", "override")["indices_from"]
 BAGS_GRADIENT_FROM: int = policy("embedding_bag", "override")["gradient_from"]
 
 
-@replaces("losses", (torch._C._nn, "cross_entropy_loss"))
+@replaces("losses", (_torch.nn_functions, "cross_entropy_loss"))
 def _make_cross_entropy(original: Function) -> Function:
     def cross_entropy_loss(
         input: Any,

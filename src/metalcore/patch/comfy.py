@@ -3,11 +3,10 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore import _trace
+from metalcore import _torch, _trace
 from metalcore.patch import _replace
 from metalcore.patch._replace import Function, compiling, may_replace, replaces
 from metalcore.patch.overrides import describe
@@ -56,7 +55,7 @@ def is_patched() -> bool:
 @replaces("sdpa", (F, "scaled_dot_product_attention"))
 def _(original: Function) -> Function:
     def scaled_dot_product_attention(*args: Any, **named: Any) -> Any:
-        if not compiling() and torch._C._len_torch_dispatch_stack():
+        if not compiling() and _torch.has_dispatch_mode():
             query = args[0] if args else named.get("query")
             if isinstance(query, Tensor) and may_replace("sdpa", query):
                 _trace.note_torch("scaled_dot_product_attention", query)

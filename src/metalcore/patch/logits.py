@@ -112,10 +112,9 @@ class LazyLogits(Tensor):
             loss = _cross_entropy(*args, **kwargs)
             if loss is not None:
                 return loss
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in _OF_PLAIN_TENSORS:
-                args = _plain(args)
-            return func(*args, **kwargs)
+        if func in _OF_PLAIN_TENSORS:
+            args = _plain(args)
+        return Tensor.__torch_function__(func, (Tensor,), args, kwargs)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -152,7 +151,10 @@ def _plain(a: Any) -> Any:
 
 
 class _Linear(torch.autograd.Function):
-    """What `LazyLogits` is to autograd; its backward runs only for those who took the values."""
+    """What `LazyLogits` is to autograd; its backward runs only for those who took the values.
+
+    It is no op: its result has no memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_float, expect_square
+from metalcore._check import expect_float, expect_square, is_eager
 from metalcore._op import Example, Op, accumulate
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.lu import torch_is_ahead
@@ -104,7 +104,7 @@ def _(ctx: Any, ddet: Tensor | None, _sign: Any, dlogabsdet: Tensor | None) -> A
             + solve(torch.where(singular, eye, A).mT, eye * (ddet * det)[..., None, None], False)[0]
         )
         # compilers and function transforms cannot ask; there such a gradient is zero, as torch's
-        plain = type(det) is Tensor and not torch._C._are_functorch_transforms_active()
+        plain = type(det) is Tensor and is_eager()
         if plain and bool(singular.any()):
             where = (det == 0).nonzero(as_tuple=True)
             dA = dA.index_put(where, _gradient_of_singular(A[where]) * ddet[where][:, None, None])

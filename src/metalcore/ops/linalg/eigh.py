@@ -191,7 +191,7 @@ def _(ctx: Any, dL: Tensor | None, dQ: Tensor | None, _info: Any) -> Any:
     if dQ is not None:
         turn = Q_.mT @ accumulate(dQ)
         gaps = L_[..., None, :] - L_[..., :, None]
-        gaps = gaps + torch.diag_embed(torch.full_like(L_, torch.inf))
+        gaps = gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device)
         inner = inner + (turn - turn.mT) / (2 * gaps)
     return (Q_ @ inner @ Q_.mT).to(Q.dtype), None
 

@@ -83,7 +83,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 @_forward.gradient(save=_save)
 def _(ctx: Any, _P: Any, dL: Tensor, dU: Tensor) -> Any:
-    P, L, U, dL, dU = (accumulate(x) for x in (*ctx.saved_tensors, dL, dU))
+    factors = ctx.saved_tensors
+    P, L, U, dL, dU = (accumulate(x) for x in (*factors, dL, dU))
     k = L.shape[-1]
     # Square parts L1 and U1, and what is below or right of them: P^T A = [L1; L2] [U1 U2].
     L1, L2, U1, U2 = L[..., :k, :], L[..., k:, :], U[..., :k], U[..., k:]
@@ -95,4 +96,4 @@ def _(ctx: Any, _P: Any, dL: Tensor, dU: Tensor) -> Any:
     d2 = torch.linalg.solve_triangular(L1.mT, dU2, upper=True, unitriangular=True)
     d3 = torch.linalg.solve_triangular(U1.mT, dL2, upper=False, left=False)
     dPA = torch.cat([torch.cat([d1, d2], -1), d3], -2) if L2.shape[-2] else torch.cat([d1, d2], -1)
-    return (P @ dPA).to(ctx.saved_tensors[0].dtype)
+    return (P @ dPA).to(factors[0].dtype)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore import _torch
 from metalcore._check import expect_float, expect_matrix, expect_one_of, is_eager
-from metalcore._op import Example, Op, accumulate
+from metalcore._op import Composition, Example, Op, accumulate
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.qr import qr, square_gradient, torch_is_ahead
 from metalcore.ops.linalg.svd import svd
@@ -35,6 +36,7 @@ _REPEATS = {torch.float32: 17, torch.float64: 30}
 _SVD_UP_TO = 64
 
 _by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True)
+_polar = Composition("polar(Tensor A) -> Tensor", batched=True)
 
 
 def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
@@ -91,7 +93,7 @@ def polar(A: Tensor) -> Tensor:
     expect_matrix("polar", "A", A)
     if A.shape[-2] < A.shape[-1]:
         return polar(A.mT).mT
-    U: Tensor = _Polar.apply(accumulate(A))  # type: ignore[no-untyped-call]
+    U: Tensor = _polar(accumulate(A))
     return U.to(A.dtype)
 
 
@@ -139,49 +141,52 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 @_by_cholesky.gradient(save=_save)
 def _(ctx: Any, dQ: Tensor) -> Tensor:
-    A, Q, dQ = (accumulate(x) for x in (*ctx.saved_tensors, dQ))
+    saved = ctx.saved_tensors
+    A, Q, dQ = (accumulate(x) for x in (*saved, dQ))
     R = (Q.mT @ A).triu()
     dA = square_gradient(Q, R, dQ, torch.zeros_like(R))
-    return dA.to(ctx.saved_tensors[0].dtype)
+    return dA.to(saved[0].dtype)
 
 
-class _Polar(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(A: Tensor) -> Tensor:
-        return _polar_factor(A)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, dU: Tensor) -> Tensor:
-        A, U = ctx.saved_tensors
-        S, V = torch.linalg.eigh(_symmetric(U.mT @ A))
-        inner = U.mT @ dU
-        skew = V.mT @ (inner - inner.mT) @ V / (S[..., :, None] + S[..., None, :])
-        outside = dU - U @ inner
-        dA: Tensor = U @ (V @ skew @ V.mT) + (outside @ V / S[..., None, :]) @ V.mT
-        return dA
-
-
-def _symmetric(A: Tensor) -> Tensor:
-    return (A + A.mT) / 2
-
-
-def _polar_factor(A: Tensor) -> Tensor:
+@_polar.forward
+def _(A: Tensor) -> Tensor:
     if A.numel() == 0:
         return A.clone()
     # the simulator is for what runs on a GPU
-    if A.is_cpu and is_eager() and not torch._C._len_torch_dispatch_stack():
+    if A.is_cpu and is_eager() and not _torch.has_dispatch_mode():
         return _polar_to_tolerance(A)
     if A.shape[-1] <= _SVD_UP_TO:
         W, _, V, _ = svd(A, check=False)
         U: Tensor = W @ V.mT
         return U
     return _polar_in_all_steps(A)
+
+
+@_polar.reference
+def _(A: Tensor) -> Tensor:
+    W, _, Vh = torch.linalg.svd(A, full_matrices=False)
+    U: Tensor = W @ Vh
+    return U
+
+
+@_polar.example
+def _(dtype: torch.dtype) -> Example:
+    return Example(((torch.randn(2, 7, 5) + 3 * torch.eye(7, 5)).to(dtype),), reduces_over=7)
+
+
+@_polar.gradient(save=_save)
+def _(ctx: Any, dU: Tensor) -> Tensor:
+    A, U = ctx.saved_tensors
+    S, V = torch.linalg.eigh(_symmetric(U.mT @ A))
+    inner = U.mT @ dU
+    skew = V.mT @ (inner - inner.mT) @ V / (S[..., :, None] + S[..., None, :])
+    outside = dU - U @ inner
+    dA: Tensor = U @ (V @ skew @ V.mT) + (outside @ V / S[..., None, :]) @ V.mT
+    return dA
+
+
+def _symmetric(A: Tensor) -> Tensor:
+    return (A + A.mT) / 2
 
 
 def _triangle(A: Tensor) -> tuple[Tensor, Tensor]:

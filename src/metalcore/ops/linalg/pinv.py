@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
-from metalcore._op import accumulate, accumulate_dtype
+from metalcore._op import Composition, Example, accumulate, accumulate_dtype
 from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigh
 from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd, torch_is_ahead
+
+_pinv = Composition("pinv(Tensor A, Tensor rcond, bool hermitian) -> Tensor", batched=True)
 
 # Values of a batch that are left to torch.
 _FEW = 1500
@@ -46,7 +48,8 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
 
 def by_kernels(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
     """`pinv` of an A that is as it should be, whatever its size."""
-    P: Tensor = _Pinv.apply(accumulate(A), cutoff(A, rcond), hermitian)  # type: ignore[no-untyped-call]
+    limit = torch.as_tensor(cutoff(A, rcond), dtype=accumulate_dtype(A), device=A.device)
+    P: Tensor = _pinv(accumulate(A), limit.expand(*A.shape[:-2], 1), hermitian)
     return P.to(A.dtype)
 
 
@@ -70,38 +73,46 @@ def cutoff(A: Tensor, rcond: float | Tensor | None) -> float | Tensor:
     return rcond[..., None].to(A.device) if isinstance(rcond, Tensor) else rcond
 
 
-class _Pinv(torch.autograd.Function):
-    """The gradient is torch's formula (Golub and Pereyra), which is by products alone."""
+@_pinv.forward
+def _(A: Tensor, rcond: Tensor, hermitian: bool) -> Tensor:
+    if min(A.shape[-2:]) == 0:
+        return A.new_zeros(A.mT.shape)
+    if hermitian:
+        L, Q = eigh(A)  # type: ignore[misc]
+        counts = L.abs() > rcond * L.abs().amax(-1, keepdim=True)
+        P: Tensor = (Q * torch.where(counts, 1 / L, torch.zeros_like(L))[..., None, :]) @ Q.mT
+    else:
+        U, S, V = svd(A)
+        P = (V * inverted(S, rcond)[..., None, :]) @ U.mT
+    return P
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(A: Tensor, rcond: float | Tensor, hermitian: bool) -> Tensor:
-        if min(A.shape[-2:]) == 0:
-            return A.new_zeros(A.mT.shape)
-        if hermitian:
-            L, Q = eigh(A)  # type: ignore[misc]
-            counts = L.abs() > rcond * L.abs().amax(-1, keepdim=True)
-            P: Tensor = (Q * torch.where(counts, 1 / L, torch.zeros_like(L))[..., None, :]) @ Q.mT
-        else:
-            U, S, V = svd(A)
-            P = (V * inverted(S, rcond)[..., None, :]) @ U.mT
-        return P
+@_pinv.reference
+def _(A: Tensor, rcond: Tensor, hermitian: bool) -> Tensor:
+    P: Tensor = torch.linalg.pinv(A, rtol=rcond.detach()[..., 0], hermitian=hermitian)
+    return P
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
 
-    @staticmethod
-    def backward(ctx: Any, dP: Tensor) -> Any:
-        A, P = ctx.saved_tensors
-        G = dP.mT
-        if A.shape[-2] <= A.shape[-1]:
-            K = G @ P
-            KPt = K @ P.mT
-            dA = KPt - (P @ K).mT - (A @ P) @ KPt + (P.mT @ P) @ (G - K @ A)
-        else:
-            K = P @ G
-            PtK = P.mT @ K
-            dA = PtK - (K @ P).mT - (PtK @ P) @ A + ((G - A @ K) @ P) @ P.mT
-        return dA, None, None
+@_pinv.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((torch.randn(2, 5, 4).to(dtype), torch.zeros(2, 1).to(dtype), False), 5)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+@_pinv.gradient(save=_save)
+def _(ctx: Any, dP: Tensor) -> Any:
+    """torch's formula (Golub and Pereyra), which is by products alone."""
+    A, P = ctx.saved_tensors
+    G = dP.mT
+    if A.shape[-2] <= A.shape[-1]:
+        K = G @ P
+        KPt = K @ P.mT
+        dA = KPt - (P @ K).mT - (A @ P) @ KPt + (P.mT @ P) @ (G - K @ A)
+    else:
+        K = P @ G
+        PtK = P.mT @ K
+        dA = PtK - (K @ P).mT - (PtK @ P) @ A + ((G - A @ K) @ P) @ P.mT
+    return dA, None, None

@@ -106,6 +106,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _(ctx: Any, dQ: Tensor, dR: Tensor) -> Any:
     A, Q, R = ctx.saved_tensors
     m, n = A.shape[-2:]
+    dtype = A.dtype
     A, Q, R, dQ, dR = (accumulate(x) for x in (A, Q, R, dQ, dR))
     if m >= n:
         dA = square_gradient(Q, R, dQ, dR)
@@ -114,7 +115,7 @@ def _(ctx: Any, dQ: Tensor, dR: Tensor) -> Any:
         dU, dV = dR[..., :m], dR[..., m:]
         dX = square_gradient(Q, R[..., :m], dQ + A[..., m:] @ dV.mT, dU)
         dA = torch.cat([dX, Q @ dV], -1)
-    return dA.to(ctx.saved_tensors[0].dtype), None
+    return dA.to(dtype), None
 
 
 def square_gradient(Q: Tensor, R: Tensor, dQ: Tensor, dR: Tensor) -> Tensor:

@@ -277,7 +277,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 @_forward.gradient(save=_save)
 def _(ctx: Any, dU: Tensor, dS: Tensor, dV: Tensor, _info: Any) -> Any:
-    U, S, V, dU, dS, dV = (accumulate(x) for x in (*ctx.saved_tensors, dU, dS, dV))
+    factors = ctx.saved_tensors
+    U, S, V, dU, dS, dV = (accumulate(x) for x in (*factors, dU, dS, dV))
     k = S.shape[-1]
     # columns past k are any basis of what is left: nothing may depend on them
     U, V, dU, dV = (x[..., :k] for x in (U, V, dU, dV))
@@ -292,7 +293,7 @@ def _(ctx: Any, dU: Tensor, dS: Tensor, dV: Tensor, _info: Any) -> Any:
         dA = dA + (dU - U @ UdU) / row @ V.mT
     if V.shape[-2] > k:
         dA = dA + U / row @ (dV - V @ VdV).mT
-    return dA.to(ctx.saved_tensors[1].dtype), None
+    return dA.to(factors[0].dtype), None
 
 
 def _save_values(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -5,7 +5,7 @@ There torch takes 9 (x W^T) to 100 (dy W) times as long as for float32 (256 x 51
 blocks of the matrices are multiplied in float32, and their sum is rounded once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore import _torch
+from metalcore._check import is_eager
 from metalcore._op import accumulate_dtype
 
 Term = tuple[Tensor, Tensor, float]
@@ -76,16 +78,7 @@ def _takes_blocks(a: Tensor, b: Tensor) -> bool:
     return is_slow_in_torch(a, b) and not torch.is_grad_enabled()
 
 
-@cache
-def _multiplies_fast(dtype: torch.dtype) -> bool:
-    """Whether torch has a CPU kernel for products in this half precision here."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    supported: Callable[[], bool] = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }[dtype]
-    return supported()
+_multiplies_fast = cache(_torch.multiplies_fast)
 
 
 def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> Tensor:
@@ -99,7 +92,7 @@ def _by_torch(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None) -> 
             total = a @ b if factor == 1.0 else factor * (a @ b)
         elif total.dtype != wide:
             total = total + factor * (a @ b)
-        elif total is add:
+        elif total is add or not is_eager():
             total = torch.addmm(total, a, b, alpha=factor)
         else:
             total.addmm_(a, b, alpha=factor)

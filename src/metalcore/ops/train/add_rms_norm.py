@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_sum_of_rows
+from metalcore._check import expect_sum_of_rows, is_eager
 from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train.rms_norm import gradient_of_norm, normalise, resolve_eps
 
@@ -72,8 +72,7 @@ def fused_add_rmsnorm(
     recorded = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (input, residual, weight)
     )
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if recorded or transformed or not residual.is_contiguous():
+    if recorded or not is_eager() or not residual.is_contiguous():
         y, total, rstd = _forward(*args)
         residual.copy_(total)
     else:

@@ -8,8 +8,10 @@ loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z_loss * w_t * 
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore._autograd import pull_back
 from metalcore._check import (
     FLOATS,
     dtype_name,
@@ -40,8 +42,6 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # large: float16 ones are kept times this, which the backward pass takes off again.
 FLOAT16_SCALE = 256.0
 _SMALL = small_by_dtype("cross_entropy")
-# what torch.nn.functional.cross_entropy calls, with its numbers for the reductions
-_by_torch: Any = torch._C._nn.cross_entropy_loss
 
 
 def cross_entropy(
@@ -87,10 +87,14 @@ def cross_entropy(
         and input.numel() < _SMALL.get(input.dtype, 0)
         and left_to_torch("cross_entropy", input)
     ):
-        small: Tensor = _by_torch(
-            input, target, weight, REDUCTIONS[reduction], ignore_index, label_smoothing
+        return F.cross_entropy(
+            input,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
         )
-        return small
     usual = (
         input.dim() == 2
         and target.dim() == 1
@@ -184,7 +188,10 @@ def expect_smoothing(op: str, label_smoothing: float) -> None:
 
 
 class _OverLogits(torch.autograd.Function):
-    """cross_entropy whose gradient takes the memory of the logits."""
+    """cross_entropy whose gradient takes the memory of the logits.
+
+    It is no op: for torch, one that overwrites an input cannot have saved it.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *rest: Any) -> Tensor:
@@ -303,15 +310,7 @@ def _(ctx: Any, dloss: Tensor | None, ddlogits: Tensor | None) -> tuple[Tensor |
         else:
             dx = dlogits
     if ddlogits is not None and ctx.has_dlogits:
-        second = _second_derivative(logits, rest, ddlogits)
+        # of dlogits, by differentiating the reference
+        (second,) = pull_back(lambda x: forward.meaning(x, *rest)[1:], [logits], [ddlogits])
         dx = second if dx is None else dx + second
     return dx, *(None,) * 9
-
-
-def _second_derivative(logits: Tensor, rest: tuple[Any, ...], ddlogits: Tensor) -> Tensor:
-    """The gradient of dlogits, by differentiating the reference."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        x = logits.view_as(logits) if logits.requires_grad else logits.detach().requires_grad_()
-        dlogits = forward.meaning(x, *rest)[1]
-        return torch.autograd.grad(dlogits, x, ddlogits, create_graph=create_graph)[0]

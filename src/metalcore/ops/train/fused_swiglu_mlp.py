@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._check import (
     FLOATS,
+    are_transformed,
     expect,
     expect_float,
     expect_same_device,
@@ -20,12 +22,12 @@ from metalcore._check import (
     expect_shape,
     shape,
 )
+from metalcore._op import Composition, Example
 from metalcore.ops.train._chunks import autocast
 from metalcore.ops.train._products import is_slow_in_torch, without_autocast
 from metalcore.ops.train.lora_linear import (
     Projection,
     adapt,
-    are_transformed,
     expect_adapter,
     fits,
     given,
@@ -39,6 +41,14 @@ from metalcore.ops.train.rms_norm import backward as norm_backward
 from metalcore.ops.train.rms_norm import forward as norm_forward
 from metalcore.ops.train.rms_norm import resolve_eps
 from metalcore.ops.train.swiglu import swiglu, swiglu_bwd
+
+_mlp = Composition(
+    "fused_swiglu_mlp(Tensor x, Tensor? residual, Tensor? rms_weight,"
+    " Tensor gate, Tensor? gate_A, Tensor? gate_B, Tensor up, Tensor? up_A, Tensor? up_B,"
+    " Tensor down, Tensor? down_A, Tensor? down_B,"
+    " Tensor? gate_mask, Tensor? up_mask, Tensor? down_mask, float eps, float[] factors)"
+    " -> (Tensor y, Tensor gated, Tensor upped)"
+)
 
 Grads = tuple[Tensor | None, ...]
 
@@ -112,9 +122,7 @@ def fused_swiglu_mlp(
     else:
         tensors = [t for p in projections for t in p[:3]] + [p.mask for p in projections]
         factors = [p.factor for p in projections]
-        y = _SwigluMlp.apply(  # type: ignore[no-untyped-call]
-            x, base, rms_weight, eps, factors, *tensors
-        )
+        y, _, _ = _mlp(x, base, rms_weight, *tensors, eps, factors)
     return y.view(hidden_states.shape)
 
 
@@ -307,44 +315,71 @@ def _gradients(
     return dx, dnorm if of_norm[1] else None, *dgates, *dups, *ddowns
 
 
-class _SwigluMlp(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        rms_weight: Tensor | None,
-        eps: float,
-        factors: Sequence[float],
-        *tensors: Tensor | None,
-    ) -> Tensor:
-        gate, up, down = _projections(tensors, factors)
-        with without_autocast(x):
-            n = norm_forward(x, rms_weight, eps, 0.0)[0].to(gate.weight.dtype)
-            g, u = project(n, gate), project(n, up)
-            del n
-            y = project(swiglu(g, u), down, x if residual is None else residual)
-        ctx.save_for_backward(x, rms_weight, g, u, *tensors)
-        ctx.eps, ctx.factors, ctx.adds_x = eps, factors, residual is None
-        return y
+@_mlp.forward
+def _(x: Tensor, residual: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rms_weight, eps, (gate, up, down) = _unpack(args)
+    with without_autocast(x):
+        n = norm_forward(x, rms_weight, eps, 0.0)[0].to(gate.weight.dtype)
+        g, u = project(n, gate), project(n, up)
+        del n
+        y = project(swiglu(g, u), down, x if residual is None else residual)
+    return y, g, u
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, rms_weight, g, u, *tensors = ctx.saved_tensors
-        projections = _projections(tensors, ctx.factors)
-        needs = ctx.needs_input_grad
-        wanted = (needs[0], needs[2], *needs[5:14])
-        with without_autocast(dy):
-            n, rstd = norm_forward(x, rms_weight, ctx.eps, 0.0)
-            n = n.to(projections[0].weight.dtype)
-            if torch.is_grad_enabled():
-                # to be differentiated again, they must come from the inputs
-                g, u = (project(n, p) for p in projections[:2])
-            dsum = dy if ctx.adds_x else None
-            dx, dnorm, *rest = _gradients(
-                dy, n, rstd, x, rms_weight, g, u, projections, wanted, dsum
-            )
-        return dx, None if ctx.adds_x else dy, dnorm, None, None, *rest, None, None, None
+
+@_mlp.reference
+def _(x: Tensor, residual: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rms_weight, eps, (gate, up, down) = _unpack(args)
+    n = F.rms_norm(x, x.shape[-1:], rms_weight, eps).to(gate.weight.dtype)
+    g, u = plain(n, gate), plain(n, up)
+    base = x if residual is None else residual
+    return (plain(F.silu(g) * u, down) + base).to(base.dtype), g, u
+
+
+@_mlp.determines
+def _(y: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor]:
+    # kept for the backward pass alone
+    return (y,)
+
+
+@_mlp.example
+def _(dtype: torch.dtype) -> Example:
+    sizes = ((5, 8), (5, 8), (8,), *((6, 8), (2, 8), (6, 2)) * 2, (8, 6), (2, 6), (8, 2))
+    x, residual, rms_weight, *projections = (torch.randn(s).to(dtype) for s in sizes)
+    mask = (torch.arange(40) % 3 > 0).view(5, 8).to(torch.uint8)
+    args = (x, residual, rms_weight, *projections, mask, None, None, 1e-3, [1.5, 1.0, 0.5])
+    return Example(args, reduces_over=8)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, residual, *args = inputs
+    _, g, u = output
+    ctx.mark_non_differentiable(g, u)
+    *tensors, ctx.eps, ctx.factors = args
+    ctx.save_for_backward(x, g, u, *tensors)
+    ctx.adds_x = residual is None
+
+
+@_mlp.gradient(save=_save)
+def _(ctx: Any, dy: Tensor, _dg: Any, _du: Any) -> Any:
+    x, g, u, *tensors = ctx.saved_tensors
+    rms_weight, eps, projections = _unpack((*tensors, ctx.eps, ctx.factors))
+    needs = ctx.needs_input_grad
+    wanted = (needs[0], *needs[2:12])
+    with without_autocast(dy):
+        n, rstd = norm_forward(x, rms_weight, eps, 0.0)
+        n = n.to(projections[0].weight.dtype)
+        if torch.is_grad_enabled():
+            # to be differentiated again, they must come from the inputs
+            g, u = (project(n, p) for p in projections[:2])
+        dsum = dy if ctx.adds_x else None
+        dx, *rest = _gradients(dy, n, rstd, x, rms_weight, g, u, projections, wanted, dsum)
+    return dx, None if ctx.adds_x else dy, *rest, *(None,) * 5
+
+
+def _unpack(args: Sequence[Any]) -> tuple[Tensor | None, float, tuple[Projection, ...]]:
+    """rms_weight, eps and the projections, of the arguments of `_mlp` that follow the residual."""
+    rms_weight, *tensors, eps, factors = args
+    return rms_weight, eps, _projections(tensors, factors)
 
 
 def _projections(

@@ -13,7 +13,7 @@ from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in
 from metalcore.ops.train.gelu import gelu_and_slope, is_left_to_torch, is_tanh
 
 # What F.gelu calls.
-_torch_gelu = torch._C._nn.gelu
+_torch_gelu = F.gelu
 
 _forward = Op("geglu(Tensor gate, Tensor up, bool tanh) -> Tensor", batched=True)
 _backward = Op(

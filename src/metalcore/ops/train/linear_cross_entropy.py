@@ -4,14 +4,16 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import expect, expect_same_device, expect_shape
+from metalcore._check import are_transformed, expect, expect_same_device, expect_shape
 from metalcore._op import accumulate_dtype
 from metalcore.ops.train._chunks import Gradients, autocast, expect_linear, run
 from metalcore.ops.train.cross_entropy import (
     FLOAT16_SCALE,
     REDUCTIONS,
+    cross_entropy,
     expect_class_indices,
     expect_reduction,
     expect_smoothing,
@@ -40,7 +42,8 @@ def linear_cross_entropy(
     """`cross_entropy(linear(hidden, weight, bias), target)` in the memory of a few rows of logits.
 
     The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and
-    those of half precision weights are rounded once per chunk. There are no second derivatives.
+    those of half precision weights are rounded once per chunk. There are no second derivatives,
+    but under the transforms of torch.func, which hold all logits.
     How much memory a chunk takes is `chunk_mib` of the launch policy.
 
     Args:
@@ -69,12 +72,23 @@ def linear_cross_entropy(
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     if reduction != "none":
         flat, targets = _without_ignored(flat, targets, ignore_index)
-    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
-    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
-    )
-    if reduction == "mean" and x.dtype == torch.float16:
-        loss = loss / FLOAT16_SCALE
+    if are_transformed():
+        loss = cross_entropy(
+            F.linear(flat, w, b),
+            targets,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            softcap=softcap,
+        )
+    else:
+        numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
+        loss = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
+        )
+        if reduction == "mean" and x.dtype == torch.float16:
+            loss = loss / FLOAT16_SCALE
     if dtype is not None or not torch.is_autocast_enabled(hidden.device.type):
         loss = loss.to(dtype or hidden.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
@@ -87,7 +101,7 @@ def _without_ignored(hidden: Tensor, target: Tensor, ignore_index: int) -> tuple
     """
     if type(target) is not Tensor or not target.is_cpu or torch.compiler.is_compiling():
         return hidden, target
-    if torch._C._are_functorch_transforms_active():
+    if are_transformed():
         return hidden, target
     counts = target != ignore_index
     if int(counts.sum()) > _MANY * target.numel():
@@ -96,6 +110,11 @@ def _without_ignored(hidden: Tensor, target: Tensor, ignore_index: int) -> tuple
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Gives away the gradients that its forward pass computed; autograd would copy outputs.
+
+    So it is no op: what an op saves for its backward pass stays alive while that runs.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *how: Any

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore import _trace
+from metalcore import _torch, _trace
 from metalcore._check import (
     FLOATS,
+    are_transformed,
     expect,
     expect_float,
     expect_same_device,
@@ -18,12 +19,18 @@ from metalcore._check import (
     expect_shape,
     shape,
 )
+from metalcore._op import Composition, Example
 from metalcore.ops.train._chunks import autocast
 from metalcore.ops.train._products import (
     inner_dtype,
     is_slow_in_torch,
     sum_of_products,
     without_autocast,
+)
+
+_lora_linear = Composition(
+    "lora_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? A, Tensor? B, Tensor? mask,"
+    " float factor) -> Tensor"
 )
 
 # Values of x below which what torch's dropout holds is less of a burden than its call.
@@ -80,19 +87,14 @@ def lora_linear(
     _expect(op, x, weight, A, B, bias)
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     p = adapt(op, flat.shape[0], weight, A, B, scale, dropout if training else 0.0)
-    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+    if not torch.compiler.is_compiling() and _torch.has_dispatch_mode():
         _trace.note_torch(op, x)
     small = p.mask is None or flat.numel() < _SMALL
     if are_transformed() or (small and not is_slow_in_torch(flat, weight.T)):
         y = plain(flat, p, bias)
     else:
-        y = _LoraLinear.apply(flat, bias, *p)  # type: ignore[no-untyped-call]
+        y = _lora_linear(flat, bias, *p)
     return y if flat is x else y.view(*x.shape[:-1], weight.shape[0])
-
-
-def are_transformed() -> bool:
-    """Whether function transforms, which want torch's own functions, are at work."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _expect(op: str, x: Tensor, weight: Tensor, A: Tensor, B: Tensor, bias: Tensor | None) -> None:
@@ -249,32 +251,45 @@ def gradients_of_weights(
     return dweight, dA, dB
 
 
-class _LoraLinear(torch.autograd.Function):
-    """All that is saved are inputs, so that the backward pass can be differentiated again."""
+@_lora_linear.forward
+def _(x: Tensor, bias: Tensor | None, *projection: Any) -> Tensor:
+    with without_autocast(x):
+        return project(x, Projection._make(projection), bias)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *projection: Any) -> Tensor:
-        p = Projection._make(projection)
-        needs = ctx.needs_input_grad
-        ctx.save_for_backward(x if any(needs[2:5]) else None, *p[:4])
-        ctx.factor, ctx.bias_dtype = p.factor, None if bias is None else bias.dtype
-        with without_autocast(x):
-            return project(x, p, bias)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, *tensors = ctx.saved_tensors
-        p = Projection._make((*tensors, ctx.factor))
-        needs = ctx.needs_input_grad
-        dx = dbias = None
-        with without_autocast(dy):
-            inner = through_adapter(dy, p) if needs[0] or needs[3] else None
-            if needs[0]:
-                dx = gradient_of_input([(dy, inner, p)], dy.dtype)
-            dweights: Any = (None,) * 3
-            if x is not None:
-                dweights = gradients_of_weights(dy, inner, x, p, needs[2:5])
-            if needs[1]:
-                dbias = dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32))
-                dbias = dbias.to(ctx.bias_dtype)
-        return dx, dbias, *dweights, None, None
+@_lora_linear.reference
+def _(x: Tensor, bias: Tensor | None, *projection: Any) -> Tensor:
+    return plain(x, Projection._make(projection), bias)
+
+
+@_lora_linear.example
+def _(dtype: torch.dtype) -> Example:
+    x, weight, A, B = (torch.randn(s).to(dtype) for s in ((5, 8), (7, 8), (2, 8), (7, 2)))
+    mask = (torch.arange(40) % 3 > 0).view(5, 8).to(torch.uint8)
+    return Example((x, torch.randn(7).to(dtype), weight, A, B, mask, 1.5), reduces_over=8)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Inputs alone, so that the backward pass can be differentiated again."""
+    x, bias, *tensors, ctx.factor = inputs
+    ctx.save_for_backward(x if any(ctx.needs_input_grad[2:5]) else None, *tensors)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+@_lora_linear.gradient(save=_save)
+def _(ctx: Any, dy: Tensor) -> Any:
+    x, *tensors = ctx.saved_tensors
+    p = Projection._make((*tensors, ctx.factor))
+    needs = ctx.needs_input_grad
+    dx = dbias = None
+    with without_autocast(dy):
+        inner = through_adapter(dy, p) if needs[0] or needs[3] else None
+        if needs[0]:
+            dx = gradient_of_input([(dy, inner, p)], dy.dtype)
+        dweights: Any = (None,) * 3
+        if x is not None:
+            dweights = gradients_of_weights(dy, inner, x, p, needs[2:5])
+        if needs[1]:
+            dbias = dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32))
+            dbias = dbias.to(ctx.bias_dtype)
+    return dx, dbias, *dweights, None, None

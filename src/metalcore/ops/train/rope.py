@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._autograd import pull_back
 from metalcore._check import (
     FLOATS,
     dtype_name,
@@ -291,7 +292,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     q, k, cos, sin, positions, *ctx.how = inputs
     ctx.set_materialize_grads(False)
     ctx.has_k = k is not None
-    learned = cos.requires_grad or sin.requires_grad
+    learned = any(ctx.needs_input_grad[2:4])
     ctx.save_for_backward(cos, sin, positions, *((q, k) if learned else (None, None)))
 
 
@@ -318,14 +319,5 @@ def _gradient_of_tables(
     args: tuple[Any, ...], dq: Tensor | None, dk: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of cos and sin, by differentiating the reference."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        q, k, cos, sin, *rest = args
-        tables = [
-            t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (cos, sin)
-        ]
-        outputs = _rope.meaning(q, k, *tables, *rest)
-        pairs = [(y, d) for y, d in zip(outputs, (dq, dk), strict=True) if d is not None]
-        return torch.autograd.grad(
-            [y for y, _ in pairs], tables, [d for _, d in pairs], create_graph=create_graph
-        )
+    q, k, cos, sin, *rest = args
+    return pull_back(lambda *tables: _rope.meaning(q, k, *tables, *rest), (cos, sin), (dq, dk))

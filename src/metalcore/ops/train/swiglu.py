@@ -23,7 +23,7 @@ _KNOBS = policy("swiglu", "cpu")
 _SMALL: int = _KNOBS["torch_below"]
 _SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
 # What F.silu calls.
-_torch_silu = torch._C._nn.silu
+_torch_silu = F.silu
 
 _forward = Op("swiglu(Tensor gate, Tensor up) -> Tensor", batched=True)
 _backward = Op(

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""The private API of torch that metalcore uses, each name with what stands in where it is gone.
+
+A substitute is right and may be slower, or says what does not work. No other file names private API
+of torch, but for the parts of an op overload that `_op.py` reads.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+
+def _find(module: str, path: str, substitute: Any) -> Any:
+    """What `module` has at `path`, such as `_len_torch_dispatch_stack` of `torch._C`."""
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (AttributeError, ImportError):
+        return substitute
+    return found
+
+
+def _maybe() -> bool:
+    """The substitute for a question that leads to a shortcut: better not take it."""
+    return True
+
+
+def _unknown() -> list[Any]:
+    """The substitute for the modes that are entered: there may be one, and it is none of ours."""
+    return [None]
+
+
+# Function transforms and forward mode.
+
+is_transformed: Callable[[], bool] = _find("torch._C", "_are_functorch_transforms_active", _maybe)
+"""Whether function transforms (torch.func, vmap) are at work."""
+
+
+_forward_ad: Any = importlib.import_module("torch.autograd.forward_ad")
+
+
+def has_dual_level() -> bool:
+    """Whether tensors may have tangents: inside `forward_ad.dual_level()` and torch.func.jvp."""
+    level: int = getattr(_forward_ad, "_current_level", 0)
+    return level >= 0
+
+
+_switch = _find("torch.autograd.forward_ad", "_set_fwd_grad_enabled", nullcontext)
+
+
+def forward_mode() -> AbstractContextManager[Any]:
+    """A block that computes tangents, also where torch switches that off: inside a `jvp`.
+
+    Without it, forward mode over forward mode is as wrong as it is for torch's own Functions.
+    """
+    block: AbstractContextManager[Any] = _switch(True)
+    return block
+
+
+def apply_directly(function: type[Function]) -> Callable[..., Any]:
+    """`function.apply` where no function transform is at work.
+
+    torch's own binds the arguments by `inspect.signature` first, which takes longer than a kernel.
+    """
+    inherited: Callable[..., Any] = getattr(super(Function, function), "apply", function.apply)
+    return inherited
+
+
+# Dispatch modes, function modes and subclasses.
+
+
+class _NoModes:
+    """The substitute for a dispatch mode."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("metalcore: trace() and simulate() need dispatch modes of torch")
+
+
+_FakeTensor: type | None = _find("torch._subclasses.fake_tensor", "FakeTensor", None)
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """Whether `x` has a shape and no data, as compilers have it."""
+    if _FakeTensor is None:
+        return type(x).__name__ == "FakeTensor"
+    return isinstance(x, _FakeTensor)
+
+
+DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode", _NoModes)
+"""A mode that sees whatever torch's dispatcher is asked."""
+
+dispatch_modes: Callable[[], list[Any]] = _find(
+    "torch.utils._python_dispatch", "_get_current_dispatch_mode_stack", _unknown
+)
+"""The dispatch modes that are entered, ours and others."""
+
+has_dispatch_mode: Callable[[], int | bool] = _find(
+    "torch._C", "_len_torch_dispatch_stack", lambda: bool(dispatch_modes())
+)
+"""Whether a dispatch mode is entered."""
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether `op` has a kernel of its own for a dispatch key."""
+    ask = _find("torch._C", "_dispatch_has_kernel_for_dispatch_key", None)
+    if ask is not None:
+        return bool(ask(op, key))
+    try:
+        torch.library.get_kernel(op, key)
+    except RuntimeError:
+        return False
+    return True
+
+
+# Linear algebra.
+
+
+def _check_linalg_errors(info: torch.Tensor, api: str, *, is_matrix: bool) -> None:
+    if bool(info.any()):
+        batch = "" if is_matrix else f"(Batch element {int(info.flatten().nonzero()[0])}): "
+        raise LinAlgError(f"{api}: {batch}The computation failed.")
+
+
+check_linalg_errors: Callable[..., None] = _find(
+    "torch", "_linalg_check_errors", _check_linalg_errors
+)
+"""`check(info, api, *, is_matrix)` raises LinAlgError as `api` does, such as `linalg.cholesky`,
+where `info` is not zero."""
+
+
+def multiplies_fast(dtype: torch.dtype) -> bool:
+    """Whether torch has a CPU kernel for products in a half precision here."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", _maybe)
+    return torch.backends.mkldnn.is_available() and bool(ask())
+
+
+# What a function of torch is known by, for those who replace it.
+
+nn_functions: Any = _find("torch._C", "_nn", SimpleNamespace())
+"""Where torch.nn.functional looks up `silu` and `cross_entropy_loss`."""
+
+function_modes: Callable[[], list[Any]] = _find(
+    "torch.overrides", "_get_current_function_mode_stack", _unknown
+)
+"""The function modes that are entered."""
+
+has_function_mode: Callable[[], int | bool] = _find(
+    "torch._C", "_len_torch_function_stack", lambda: bool(function_modes())
+)
+"""Whether a function mode is entered."""
+
+
+def sets_device_only(mode: Any) -> bool:
+    """Whether a function mode is that of `with torch.device(...)` and of the default device."""
+    kind = type(mode)
+    return f"{kind.__module__}.{kind.__name__}" == "torch.utils._device.DeviceContext"
+
+
+def pass_for(replacement: Callable[..., Any], original: Callable[..., Any]) -> bool:
+    """Let TorchScript take `replacement` for the builtin that `original` is, if it is one.
+
+    It is known by its id from then on, so it must stay alive.
+    """
+    builtins = _find("torch.jit", "_builtins", None)
+    builtin = None if builtins is None else builtins._find_builtin(original)
+    if builtin is not None:
+        builtins._register_builtin(replacement, builtin)
+    return builtin is not None
+
+
+def forget(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Let Dynamo know `original` again: it looks functions up by name, once, and met another."""
+    dynamo = sys.modules.get("torch._dynamo.trace_rules")
+    known = getattr(dynamo, "get_torch_obj_rule_map", None)
+    if known is not None and known.cache_info().currsize and replacement in known():
+        known()[original] = known().pop(replacement)
