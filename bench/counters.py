@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import metalcore
-from metalcore.metal.launch import MSL_TYPE
+from metalcore.metal.program import MSL_TYPE
 
 from .harness import Bench, Built, Case, cases
 

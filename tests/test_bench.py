@@ -219,7 +219,7 @@ def test_the_simulator_counts_what_kernels_move() -> None:
     (case,) = harness.cases([_bench(sweep=[{"rows": 64, "n": 4096}])])
     counted = counters.count(case)
     assert counted.findings == 0
-    assert counted.kernels == "rms_norm_float_float_4"
+    assert counted.kernels == "rms_norm_float_float_4_4"
     # the row is read once and written once; the rest is one rstd per row
     assert counted.ratio <= 1.05
     assert counters.run([_bench()]) == 0

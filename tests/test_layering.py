@@ -11,11 +11,11 @@ PYTHON = sorted(p for root in ("src", "bench", "tests") for p in (ROOT / root).r
 
 # Lower layers first. A module imports its own layer and those below it.
 LAYERS = [
-    {"_measure", "_native", "_report", "_text", "_torch", "_trace"},
+    {"_lazy", "_measure", "_native", "_report", "_text", "_torch", "_trace"},
     {"_autograd", "_check", "_policy"},
     {"_accuracy", "_op"},
     {"metal", "ops"},
-    {"nn", "optim"},
+    {"nn", "optim", "linalg", "train"},
     {"patch", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench"},
     {"cli", "__main__", "__init__"},

@@ -2,8 +2,9 @@
 """Every Metal kernel is executed by the simulator, and every barrier in one is needed."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +13,40 @@ from torch import Tensor
 import metalcore
 import mslsim
 from metalcore._op import Op
-from metalcore._policy import policy
-from metalcore.metal import launch, source
+from metalcore.metal import plans, run, source
+from metalcore.metal.plans import PLANS
+from metalcore.metal.program import MSL_TYPE
 
 BARRIER = re.compile(r"(?:threadgroup|simdgroup)_barrier\([^;]*\);")
 
 
-def _programs(file: str) -> Iterator[Sequence[launch.Step]]:
-    """What the examples of the ops with kernels in `file` do, in each dtype."""
-    for name, plan in launch.PLANS.items():
-        values = policy(plan.__module__.rpartition(".")[2], "metal")
-        for sample, dtype in product(Op.all[name].samples, launch.MSL_TYPE):
+class Recording:
+    """A library whose kernels are run as by `simulate`, and handed to `watch` first."""
+
+    def __init__(self, text: str, watch: Callable[..., None]) -> None:
+        self._library = mslsim.compile_shader(text, on_finding="collect")
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._library, name)
+
+        def launch(*args: Any, **options: Any) -> None:
+            self._watch(kernel, args, options)
+            kernel(*args, **options)
+
+        return launch
+
+
+def _run_examples(file: str, compiler: Callable[[str], Any]) -> None:
+    """Do what the examples of the ops with kernels in `file` do, in each dtype."""
+    for name, planned in PLANS.items():
+        for sample, dtype in product(Op.all[name].samples, MSL_TYPE):
             torch.manual_seed(0)
-            planned = plan(values, *sample(dtype).args)
-            assert planned is not None
-            if any(isinstance(step, launch.Launch) and step.file == file for step in planned[0]):
-                yield planned[0]
+            args = sample(dtype).args
+            program = planned.program(args)
+            assert program is not None
+            if any(launch.file == file for launch in program.launches):
+                run.Runner(program, run.Backend("sim", compiler), torch.device("cpu"))(args)
 
 
 def _barriers(text: str) -> list[tuple[str, int]]:
@@ -45,29 +64,30 @@ def _barriers(text: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("file", source.files())
 def test_removing_any_barrier_is_noticed(file: str) -> None:
-    text = source.read(file)
-    needless = set(_barriers(text))
-    library = mslsim.compile_shader(text, on_finding="collect")
-    for steps in _programs(file):
-        for step in steps:
-            if isinstance(step, launch.Call) or step.file != file:
-                launch.run(step, mslsim.compile_shader)
-                continue
-            kernel = getattr(library, step.kernel)
-            arguments = {"threads": step.threads, "group_size": step.group}
-            for place in sorted(needless):
-                # one copy of a tensor that is given twice: a result may take an input's memory
-                copies = {id(a): a.clone() if isinstance(a, Tensor) else a for a in step.args}
-                args = [copies[id(a)] for a in step.args]
-                report = kernel(*args, **arguments, without_barrier_at=place)
-                needless -= {place} if report.findings else set()
-            kernel(*step.args, **arguments)
+    needless = set(_barriers(source.read(file)))
+
+    def watch(kernel: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
+        for place in sorted(needless):
+            # one copy of a tensor that is given twice: a result may take an input's memory
+            copies = {id(a): a.clone() if isinstance(a, Tensor) else a for a in args}
+            report = kernel(*(copies[id(a)] for a in args), **options, without_barrier_at=place)
+            needless.difference_update({place} if report.findings else ())
+
+    _run_examples(file, lambda text: Recording(text, watch))
     assert not needless
 
 
 @pytest.mark.parametrize("file", source.files())
-def test_arrays_of_a_thread_are_in_registers(file: str) -> None:
-    assert mslsim.lint(source.read(file), registers=True, name=file) == []
+def test_every_kernel_is_reached_and_keeps_its_arrays_in_registers(file: str) -> None:
+    kernels = {
+        (launch.function, launch.variant)
+        for program in plans.examples()
+        for launch in program.launches
+        if launch.file == file
+    }
+    assert {function for function, _ in kernels} == set(source.signatures(file))
+    text = source.read(file) + "".join(source.instantiation(file, *kernel) for kernel in kernels)
+    assert mslsim.lint(text, registers=True, name=file) == []
 
 
 def test_a_model_trains_through_the_simulator_under_a_trace() -> None:
@@ -92,7 +112,14 @@ def test_findings_are_raised_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> N
     text = source.read("train/rms_norm.metal")
     broken = BARRIER.sub("", text)
     monkeypatch.setattr(source, "read", lambda file: broken)
-    source.library.cache_clear()
+    forget()
     with metalcore.simulate(), pytest.raises(mslsim.KernelError, match="race"):
         metalcore.rms_norm(torch.randn(3, 4096))
-    source.library.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    """Read, plan and compile anew."""
+    source.signatures.cache_clear()
+    source.kernel.cache_clear()
+    run.forget()

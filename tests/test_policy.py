@@ -3,10 +3,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from metalcore import _policy
-from metalcore.metal.launch import PLANS
+from metalcore.metal.plans import PLANS, Spec
 
 
 @pytest.fixture
@@ -31,8 +30,9 @@ def test_a_user_file_overrides_single_values(user: Path) -> None:
     values = _policy.policy("rms_norm", "metal")
     assert values["threads"] == 512
     assert values["simdgroups"] == 8
-    launches, _ = PLANS["rms_norm"](values, torch.randn(2, 8192), None, 1e-6, 0.0)  # type: ignore[misc]
-    assert launches[0].group == (512, 1, 1)
+    program = PLANS["rms_norm"].program((Spec.contiguous((2, 8192)), None, 1e-6, 0.0))
+    assert program is not None
+    assert [launch.group for launch in program.launches] == [(512, 1, 1)]
 
 
 def test_an_unknown_key_is_an_error(user: Path) -> None:

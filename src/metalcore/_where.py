@@ -11,8 +11,7 @@ from metalcore import _torch, _trace
 from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
 from metalcore._op import Example, Op
-from metalcore._policy import policy
-from metalcore.metal.launch import PLANS
+from metalcore.metal.plans import PLANS
 
 
 class Health(NamedTuple):
@@ -46,8 +45,7 @@ def kernel_dtypes(op: Op, backend: str) -> list[str]:
     plan = PLANS.get(op.name)
     if plan is None:
         return []
-    values = policy(op.story.split("/")[1], "metal")
-    return [dtype_name(d) for d in FLOATS if plan(values, *op.samples[0](d).args) is not None]
+    return [dtype_name(d) for d in FLOATS if plan.program(op.samples[0](d).args) is not None]
 
 
 def check(op: Op, device: torch.device, dtype: torch.dtype) -> Health:

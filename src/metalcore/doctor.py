@@ -17,7 +17,7 @@ from rich.table import Table
 from metalcore import _native, _where
 from metalcore._op import Op
 from metalcore._policy import user_file
-from metalcore.metal import source
+from metalcore.metal import plans, source
 
 # What keeps oneDNN away from AMX, whose tiles some virtual machines announce but do not have.
 SAFE_ONEDNN = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -60,20 +60,15 @@ def _versions() -> dict[str, str | None]:
 
 def _metal() -> dict[str, Any]:
     available = torch.backends.mps.is_available()
-    files = source.files()
     kernels: dict[str, str] = {}
-    for file in files if available else []:
-        try:
-            source.library(file)
-            kernels[file] = "loads"
-        except (RuntimeError, SyntaxError) as error:
-            kernels[file] = f"does not compile: {error}"
-    return {
-        "available": available,
-        "files": files,
-        "metallib": str(source.metallib()) if source.metallib() else None,
-        "kernels": kernels,
-    }
+    for program in plans.examples() if available else ():
+        for launch in program.launches:
+            try:
+                source.kernel(launch.file, launch.function, launch.variant)
+                kernels[launch.kernel] = "loads"
+            except (RuntimeError, SyntaxError) as error:
+                kernels[launch.kernel] = f"does not compile: {error}"
+    return {"available": available, "files": source.files(), "kernels": kernels}
 
 
 def probe_bfloat16_matmul() -> str:
@@ -121,9 +116,9 @@ def show(report: dict[str, Any]) -> None:
     about.add_row("", f"{cpu['threads']} threads, built for {', '.join(cpu['built_for']) or '-'}")
     metal = report["metal"]
     about.add_row("Metal", "available" if metal["available"] else "no Apple GPU here")
-    about.add_row("metallib", metal["metallib"] or "none: torch compiles the sources")
-    for file, state in metal["kernels"].items():
-        about.add_row("", f"{file} {state}")
+    if metal["kernels"]:
+        load = sum(state == "loads" for state in metal["kernels"].values())
+        about.add_row("", f"{load} of {len(metal['kernels'])} kernels load")
     about.add_row("policy file", report["policy_file"] or "packaged values")
     about.add_row("bfloat16 matmul", report["bfloat16_matmul"])
     console.print(about)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -80,7 +80,7 @@ class Signature:
     """
 
     name: str
-    template: tuple[tuple[str, str], ...]
+    template: tuple[kernels.TemplateParameter, ...]
     parameters: tuple[Parameter, ...]
     others: tuple[Position, ...]
     arrays: tuple[Array, ...]
@@ -98,7 +98,11 @@ class Signature:
 
     def threadgroup_bytes_of(self, kernel: str) -> int:
         """The same of one kernel. Raises ValueError where the text does not tell."""
-        values = self._values(kernel)
+        return self.threadgroup_bytes_for(self.instances[kernel])
+
+    def threadgroup_bytes_for(self, arguments: Sequence[str]) -> int:
+        """The same for template arguments."""
+        values = self._values(arguments)
         total = 0
         for array in self.arrays:
             size = _type_bytes(array.type, values)
@@ -106,7 +110,7 @@ class Signature:
             if size is None or None in counts:
                 sizes = "".join(f"[{text}]" for text in array.sizes)
                 raise ValueError(
-                    f"{kernel}: threadgroup array {array.name} must have a plain type and a "
+                    f"{self.name}: threadgroup array {array.name} must have a plain type and a "
                     f"constant size, got {array.type} {sizes}"
                 )
             total += size * prod(count for count in counts if count is not None)
@@ -116,15 +120,15 @@ class Signature:
         """The kernel's [[max_total_threads_per_threadgroup(n)]], if it has one."""
         if self.threads_limit is None:
             return None
-        found = _evaluate(self.threads_limit, self._values(kernel))
+        found = _evaluate(self.threads_limit, self._values(self.instances[kernel]))
         if found is None:
             raise ValueError(f"{kernel}: the limit of threads is {self.threads_limit}, no constant")
         return found
 
-    def _values(self, kernel: str) -> dict[str, str]:
-        """What the names in its text stand for in `kernel`."""
-        defaults = dict(self.template)
-        given = dict(zip(defaults, self.instances[kernel], strict=False))
+    def _values(self, arguments: Sequence[str]) -> dict[str, str]:
+        """What the names in its text stand for, with these template arguments."""
+        defaults = {t.name: t.default for t in self.template}
+        given = dict(zip(defaults, arguments, strict=False))
         return {**self.constants, **defaults, **given}
 
 

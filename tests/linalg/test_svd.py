@@ -56,11 +56,11 @@ def test_more_rows_than_lanes(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("size", "kernels"),
     [
-        ((1, 17, 30), "svd_simdgroup_32"),
-        ((1, 100, 7), "qr_threadgroup_256 + svd_simdgroup_8"),
-        ((1, 34, 50), "qr_threadgroup_256 + svd_threadgroup_float"),
-        ((1, 64, 64), "qr_threadgroup_256 + svd_threadgroup_float"),
-        ((1, 66, 65), "qr_scale_32 + qr_panel_32 + svd_begin_float + svd_pair_float"),
+        ((1, 17, 30), "svd_simdgroup_32_4_vectors"),
+        ((1, 100, 7), "qr_threadgroup_7680_256_64 + svd_simdgroup_8_4_vectors"),
+        ((1, 34, 50), "qr_threadgroup_7680_256_64 + svd_threadgroup_vectors"),
+        ((1, 64, 64), "qr_threadgroup_7680_256_64 + svd_threadgroup_vectors"),
+        ((1, 66, 65), "qr_scale_32 + qr_panel_32 + qr_finish + svd_begin + svd_pair_48 + svd_move"),
     ],
 )
 def test_larger_matrices_on_metal(size: tuple[int, int, int], kernels: str) -> None:
@@ -108,6 +108,22 @@ def test_hard_matrices_on_metal(name: str, size: tuple[int, int]) -> None:
         U, S, V = metalcore.svd(A, full_matrices=True)
     flaws = _flaws(A, U, S, V)
     assert max(flaws.values()) < 1, flaws
+
+
+@pytest.mark.parametrize("size", [(100, 110), (150, 97)], ids=str)
+def test_hard_matrices_in_blocks(size: tuple[int, int]) -> None:
+    A = torch.stack([make(*size) for make in MATRICES.values()]).float()
+    broken = torch.randn(1, *size).index_fill(2, torch.tensor(3), math.nan)
+    with metalcore.simulate(checks="none"):
+        *found, info = metalcore.svd(torch.cat([A, broken]), full_matrices=True, check=False)
+        values = metalcore.svdvals(A)
+    assert info.tolist() == [0] * len(A) + [-4]
+    assert all(x[-1].isnan().all() for x in found)
+    U, S, V = (x[:-1] for x in found)
+    assert torch.equal(values, S)
+    assert (S.diff() <= 0).all()
+    for i, name in enumerate(MATRICES):
+        assert max(_flaws(A[i], U[i], S[i], V[i]).values()) < 1, name
 
 
 def test_float64_is_as_exact_as_it_can_be() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._op import Op
+from metalcore.metal.plans import Planned
 from metalcore.ops.train._eight_bit import dequantize, quantize
 from tests.backends import Backend
 from tests.check import check_op
@@ -60,8 +61,23 @@ def test_scaled_clipped_and_maximized(backend: Backend) -> None:
     for dtype in backend.dtypes:
         norm = torch.tensor(150.0, device=backend.device)
         changes = {"maximize": True, "grad_scale": 4.0, "grad_norm": norm, "max_norm": 2.0}
-        args = _arguments(dtype, backend.device, **changes)
+        args = _arguments(dtype, backend.device, amsgrad=dtype == torch.float16, **changes)
         check_op(backend, "adamw_step", args, reduces_over=1, differentiable=False)
+
+
+def test_a_list_is_planned_once_whatever_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, planned = Planned.program, []
+    monkeypatch.setattr(Planned, "program", lambda s, args: planned.append(s) or plan(s, args))
+    args = _arguments(torch.float32, CPU, grad_scale=3.0)
+    expected = copy.deepcopy(args)
+    for given in args[:4]:
+        given[4] = torch.stack((given[4], given[4]), 2)[:, :, 0]
+    for seed in (1, 2, 3):
+        with metalcore.simulate():
+            Op.all["adamw_step"](*args[:-1], seed)
+        Op.all["adamw_step"].meaning(*expected[:-1], seed)
+    assert len(planned) == 1
+    torch.testing.assert_close(args[:6], expected[:6])
 
 
 def test_norm_of_many_gradients(backend: Backend) -> None:

@@ -116,6 +116,32 @@ def test_an_index_out_of_range_is_named_and_nothing_is_written(backend: Backend)
     assert torch.equal(table, before)
 
 
+def test_offsets_out_of_range_are_refused(backend: Backend) -> None:
+    table, indices = backend.randn(10, 8), torch.zeros(6, dtype=torch.int64, device=backend.device)
+    for wrong in ([1, 4], [0, 7], [0, 5, 3], [0, -1]):
+        offsets = torch.tensor(wrong, device=backend.device)
+        for last in (False, True):
+            with pytest.raises((ValueError, RuntimeError), match=r"embedding_bag: offsets? "):
+                metalcore.embedding_bag(indices, table, offsets, include_last_offset=last)
+
+
+def test_indices_after_the_last_bag_count_for_nothing(backend: Backend) -> None:
+    table = backend.randn(10, 8).requires_grad_()
+    factors = backend.randn(6).requires_grad_()
+    indices = torch.tensor([1, 2, 3, 3, 9, 9], device=backend.device)
+    offsets = torch.tensor([0, 1, 4], device=backend.device)
+    y = metalcore.embedding_bag(
+        *(indices, table, offsets),
+        mode="sum",
+        per_sample_weights=factors,
+        include_last_offset=True,
+    )
+    y.sum().backward()
+    torch.testing.assert_close(y[1], (table[indices[1:4]] * factors[1:4, None]).sum(0))
+    assert table.grad.any(1).nonzero()[:, 0].tolist() == [1, 2, 3]
+    assert factors.grad.nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_empty_inputs(backend: Backend) -> None:
     table = backend.randn(10, 8)
     none = torch.zeros(0, dtype=torch.int64, device=backend.device)

@@ -2,7 +2,6 @@
 """Metal sources: read with our headers inlined, compiled once per process, and their signatures."""
 
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mslsim.signature import Signature, read_signatures
+from mslsim.signature import Signature, read_signatures, without_kernels
 
 _HERE = Path(__file__).parent
 
@@ -48,29 +47,50 @@ def files() -> list[str]:
 
 @cache
 def library(file: str, compiler: Compiler | None = None) -> Any:
-    """The compiled library that holds the kernels of `file`.
+    return (compiler or torch.mps.compile_shader)(read(file))
 
-    On a GPU this is the metallib that was built with the package, where there is one and torch
-    can load it, else the source compiled by torch. `compiler` replaces both.
-    """
-    if compiler is not None:
-        return compiler(read(file))
-    built = metallib()
-    if built is not None and hasattr(torch.mps, "load_metallib"):
-        return _load(built)
-    return torch.mps.compile_shader(read(file))
+
+Variant = tuple[str | int, ...]
+"""Template arguments: types by their Metal names, numbers, and flags as bools."""
 
 
 @cache
-def _load(path: Path) -> Any:
-    return torch.mps.load_metallib(path.read_bytes())
+def kernel(file: str, function: str, variant: Variant, compiler: Compiler | None = None) -> Any:
+    """Kernel `function` of `file`, compiled for these template arguments: by torch for the GPU, or
+    by `compiler`."""
+    library = (compiler or torch.mps.compile_shader)(kernel_text(file, function, variant))
+    return getattr(library, kernel_name(file, function, variant))
 
 
-def metallib() -> Path | None:
-    """The library of all kernels that a build on a Mac puts into the package."""
-    folders = sys.modules[__name__.partition(".")[0]].__path__
-    files = [Path(folder) / "metal" / "metalcore.metallib" for folder in folders]
-    return next((file for file in files if file.exists()), None)
+def kernel_text(file: str, function: str, variant: Variant) -> str:
+    """What makes one kernel: `file` less its other kernels, and the instance of a template."""
+    others = {name: s for name, s in signatures(file).items() if name != function}
+    return without_kernels(read(file), others) + instantiation(file, function, variant)
+
+
+def kernel_name(file: str, function: str, variant: Variant) -> str:
+    """`rms_norm_float_4_weight` for T = float, WIDTH = 4, WEIGHT = true: a flag by its name."""
+    parts = [function]
+    for parameter, value in zip(signature(file, function).template, variant, strict=True):
+        if parameter.type == "bool":
+            parts += [parameter.name.lower()] if value else []
+        else:
+            parts.append(str(value))
+    return "_".join(parts)
+
+
+def arguments(variant: Variant) -> list[str]:
+    """Template arguments as Metal writes them."""
+    return [str(v).lower() if isinstance(v, bool) else str(v) for v in variant]
+
+
+def instantiation(file: str, function: str, variant: Variant) -> str:
+    """The line that makes a kernel of a template; nothing for a function that is none."""
+    if not variant:
+        return ""
+    whole = f"{function}<{', '.join(arguments(variant))}>"
+    name = kernel_name(file, function, variant)
+    return f'template [[host_name("{name}")]] [[kernel]] decltype({whole}) {whole};\n'
 
 
 @cache

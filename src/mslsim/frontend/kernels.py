@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .tokens import Stream, SyntaxProblem, split_top_level
 
@@ -66,15 +67,23 @@ class Kernel:
     arguments: tuple[str, ...] = ()
 
 
+class TemplateParameter(NamedTuple):
+    """`typename T`, or `int N = 4`."""
+
+    type: str
+    name: str
+    default: str
+
+
 @dataclass(slots=True)
 class Definition:
     """A kernel function, or the template of some: token positions, and what it declares.
 
-    `template` are the names and defaults of its template parameters; the body is in [body, end].
+    The body is in [body, end].
     """
 
     parameters: list[Parameter]
-    template: list[tuple[str, str]]
+    template: list[TemplateParameter]
     begin: int
     body: int
     end: int
@@ -221,10 +230,10 @@ def _definition(s: Stream, start: int, found: Found) -> str:
     return name
 
 
-def _template_parameter(text: str) -> tuple[str, str]:
-    """Name and default of `typename T`, `int N = 4`."""
+def _template_parameter(text: str) -> TemplateParameter:
     declared, _, default = text.partition("=")
-    return re.findall(r"\w+", declared)[-1], default.strip()
+    *kind, name = re.findall(r"\w+", declared)
+    return TemplateParameter(" ".join(kind), name, default.strip())
 
 
 def _parameters(s: Stream, begin: int, end: int) -> list[Parameter]:

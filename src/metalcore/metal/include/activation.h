@@ -2,7 +2,7 @@
 // Activations and their slopes, for one value and for four.
 #pragma once
 
-#include "elementwise.h"
+#include "chunk.h"
 
 struct value_and_slope {
   float value;
@@ -70,37 +70,31 @@ struct gelu_erf {
   }
 };
 
-// Either GELU: a launch takes one of them as a whole.
-struct gelu_of {
-  bool tanh;
-
-  float value(float x) const { return tanh ? gelu_tanh::value(x) : gelu_erf::value(x); }
-  value_and_slope both(float x) const { return tanh ? gelu_tanh::both(x) : gelu_erf::both(x); }
-};
-
 template <typename ACTIVATION>
-inline float activate(ACTIVATION act, float x) {
-  return act.value(x);
+inline float activate(float x) {
+  return ACTIVATION::value(x);
 }
 
 template <typename ACTIVATION>
-inline float4 activate(ACTIVATION act, float4 x) {
-  return float4(act.value(x.x), act.value(x.y), act.value(x.z), act.value(x.w));
+inline float4 activate(float4 x) {
+  return float4(
+      ACTIVATION::value(x.x), ACTIVATION::value(x.y), ACTIVATION::value(x.z),
+      ACTIVATION::value(x.w));
 }
 
 template <typename ACTIVATION>
-inline void activate(ACTIVATION act, float x, thread float& value, thread float& slope) {
-  const value_and_slope v = act.both(x);
+inline void activate(float x, thread float& value, thread float& slope) {
+  const value_and_slope v = ACTIVATION::both(x);
   value = v.value;
   slope = v.slope;
 }
 
 template <typename ACTIVATION>
-inline void activate(ACTIVATION act, float4 x, thread float4& value, thread float4& slope) {
-  const value_and_slope a = act.both(x.x);
-  const value_and_slope b = act.both(x.y);
-  const value_and_slope c = act.both(x.z);
-  const value_and_slope d = act.both(x.w);
+inline void activate(float4 x, thread float4& value, thread float4& slope) {
+  const value_and_slope a = ACTIVATION::both(x.x);
+  const value_and_slope b = ACTIVATION::both(x.y);
+  const value_and_slope c = ACTIVATION::both(x.z);
+  const value_and_slope d = ACTIVATION::both(x.w);
   value = float4(a.value, b.value, c.value, d.value);
   slope = float4(a.slope, b.slope, c.slope, d.slope);
 }

@@ -90,8 +90,8 @@ inline float turn(float own, float other, bool swap, float s, float half_tangent
 
 // One sweep over all pairs of columns: lanes that differ by each mask in turn. Returns the largest
 // cosine of an angle that was not right.
-template <int N>
-inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, float tolerance) {
+template <int N, bool VECTORS>
+inline float sweep(thread float* x, thread float* v, uint lane, float tolerance) {
   float worst = 0.0f;
   const float largest = lanes_max<N>(squared_norm<N>(x));
   for (ushort mask = 1; mask < N; ++mask) {
@@ -121,7 +121,7 @@ inline float sweep(thread float* x, thread float* v, bool vectors, uint lane, fl
     for (int i = 0; i < N; ++i) {
       x[i] = turn(x[i], simd_shuffle_xor(x[i], mask), swap, s, half_tangent);
     }
-    if (vectors) {
+    if (VECTORS) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         v[i] = turn(v[i], simd_shuffle_xor(v[i], mask), swap, s, half_tangent);

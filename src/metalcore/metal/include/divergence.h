@@ -53,10 +53,9 @@ kernel void divergence_sum(
 }
 
 // One threadgroup: the sums of all runs, in an order that depends on their number alone.
-template <typename A>
 kernel void divergence_total(
-    device const A* partial [[buffer(0)]],
-    device A* loss [[buffer(1)]],
+    device const float* partial [[buffer(0)]],
+    device float* loss [[buffer(1)]],
     constant long& runs [[buffer(2)]],
     constant float& scale [[buffer(3)]],
     uint lane [[thread_position_in_threadgroup]],
@@ -73,7 +72,7 @@ kernel void divergence_total(
 }
 
 // One thread per chunk. `dloss` is one number, `*dsum`, where the loss was reduced.
-template <typename D, typename T, int WIDTH>
+template <typename D, typename T, int WIDTH, bool REDUCED, bool DTARGET>
 kernel void divergence_backward(
     device const typename chunk<T, WIDTH>::stored* dloss [[buffer(0)]],
     constant float* dsum [[buffer(1)]],
@@ -84,37 +83,16 @@ kernel void divergence_backward(
     constant long& n [[buffer(6)]],
     constant float& parameter [[buffer(7)]],
     constant float& scale [[buffer(8)]],
-    constant long& reduced [[buffer(9)]],
-    constant long& has_dtarget [[buffer(10)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    const wide d = (reduced != 0 ? wide(*dsum) : wide(dloss[i])) * scale;
+    const wide d = (REDUCED ? wide(*dsum) : wide(dloss[i])) * scale;
     wide dx, dt;
     D(parameter).slopes(wide(input[i]), wide(target[i]), dx, dt);
     dinput[i] = stored(d * dx);
-    if (has_dtarget != 0) {
+    if (DTARGET) {
       dtarget[i] = stored(d * dt);
     }
   }
 }
-
-#define INSTANTIATE_ONE(function, D, T, WIDTH)                          \
-  template [[host_name(#function "_" #D "_" #T "_" #WIDTH)]] [[kernel]] \
-  decltype(function<D, T, WIDTH>) function<D, T, WIDTH>;
-
-#define INSTANTIATE_TYPE(D, T)                  \
-  INSTANTIATE_ONE(divergence, D, T, 1)          \
-  INSTANTIATE_ONE(divergence, D, T, 4)          \
-  INSTANTIATE_ONE(divergence_sum, D, T, 1)      \
-  INSTANTIATE_ONE(divergence_sum, D, T, 4)      \
-  INSTANTIATE_ONE(divergence_backward, D, T, 1) \
-  INSTANTIATE_ONE(divergence_backward, D, T, 4)
-
-#define INSTANTIATE_DIVERGENCE(D)                                    \
-  INSTANTIATE_TYPE(D, float)                                         \
-  INSTANTIATE_TYPE(D, half)                                          \
-  INSTANTIATE_TYPE(D, bfloat)                                        \
-  template [[host_name("divergence_total_" #D "_float")]] [[kernel]] \
-  decltype(divergence_total<float>) divergence_total<float>;

@@ -5,27 +5,24 @@
 #include "norm.h"
 
 // weight[i], or `none` where there is no weight.
-template <typename wide, typename stored>
-inline wide value_or(float none, device const stored* weight, long has_weight, long i) {
-  return has_weight != 0 ? wide(weight[i]) : wide(none);
+template <typename wide, bool WEIGHT, typename stored>
+inline wide value_or(float none, device const stored* weight, long i) {
+  return WEIGHT ? wide(weight[i]) : wide(none);
 }
 
 // What the rows of a LayerNorm have in common. Lengths are in chunks of WIDTH values.
-template <typename W, int WIDTH>
+template <typename W, int WIDTH, bool WEIGHT, bool BIAS>
 struct norm_of_rows {
   typedef typename chunk<W, WIDTH>::stored stored;
   device const stored* weight;
   device const stored* bias;
   long n;
   float eps;
-  long has_weight;
-  long has_bias;
 
   // v * weight[i] + bias[i]
   template <typename wide>
   wide scaled(wide v, long i) const thread {
-    return v * value_or<wide>(1.0f, weight, has_weight, i) +
-           value_or<wide>(0.0f, bias, has_bias, i);
+    return v * value_or<wide, WEIGHT>(1.0f, weight, i) + value_or<wide, BIAS>(0.0f, bias, i);
   }
 };
 
@@ -67,7 +64,7 @@ struct running_moments {
 
 // y, mean and rstd of the row `x` by `lanes` threads. Where ADD is set, the row is x + residual,
 // and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 64 floats.
-template <typename T, typename W, int WIDTH, int KEPT, bool ADD>
+template <typename T, int WIDTH, int KEEP, bool ADD, typename NORM>
 inline void layer_norm_row(
     device const typename chunk<T, WIDTH>::stored* x,
     device const typename chunk<T, WIDTH>::stored* residual,
@@ -75,7 +72,7 @@ inline void layer_norm_row(
     device typename chunk<T, WIDTH>::stored* sum,
     device float* mean,
     device float* rstd,
-    norm_of_rows<W, WIDTH> norm,
+    NORM norm,
     threadgroup float* scratch,
     uint lane,
     uint lanes) {
@@ -83,16 +80,16 @@ inline void layer_norm_row(
   typedef typename chunk<T, WIDTH>::wide wide;
   const long n = norm.n;
 
-  stored kept[KEPT];
+  stored kept[KEEP];
   float whole = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : stored(0.0f);
     whole += total(wide(kept[k]));
   }
   running_moments rest;
-  for (long i = lane + KEPT * long(lanes); i < n; i += lanes) {
+  for (long i = lane + KEEP * long(lanes); i < n; i += lanes) {
     rest.add(wide(row_at<T, WIDTH, ADD>(x, residual, sum, i)), WIDTH);
   }
   whole += rest.seen * rest.mean;
@@ -100,7 +97,7 @@ inline void layer_norm_row(
 
   float squares = rest.around(m);
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const wide v = wide(kept[k]) - m;
     squares += lane + k * long(lanes) < n ? total(v * v) : 0.0f;
   }
@@ -109,13 +106,13 @@ inline void layer_norm_row(
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + norm.eps);
 
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
     if (i < n) {
       y[i] = stored(norm.template scaled<wide>((wide(kept[k]) - m) * r, i));
     }
   }
-  for (long i = lane + KEPT * long(lanes); i < n; i += lanes) {
+  for (long i = lane + KEEP * long(lanes); i < n; i += lanes) {
     y[i] = stored(norm.template scaled<wide>((wide(ADD ? sum[i] : x[i]) - m) * r, i));
   }
   if (lane == 0) {

@@ -26,20 +26,6 @@ struct running_sum {
   }
 };
 
-// Maximum over the threadgroup, for every thread of it; `scratch` as for threadgroup_sum.
-inline float threadgroup_max(float value, threadgroup float* scratch, uint lane, uint lanes) {
-  value = simd_max(value);
-  if (lanes > 32) {
-    if (lane % 32 == 0) {
-      scratch[lane / 32] = value;
-    }
-    // every simdgroup's maximum is in scratch
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    value = simd_max(lane % 32 < lanes / 32 ? scratch[lane % 32] : -INFINITY);
-  }
-  return value;
-}
-
 // Over the threadgroup, for every thread of it. `scratch` holds 64 floats.
 inline float threadgroup_log_sum_exp(
     running_sum mine, threadgroup float* scratch, uint lane, uint lanes) {

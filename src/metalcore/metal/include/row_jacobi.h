@@ -8,16 +8,6 @@
 // info of a matrix with a NaN or an inf
 constant long kNotFinite = -4;
 
-inline float threadgroup_max(float value, threadgroup float* scratch, uint lane, uint lanes) {
-  value = simd_max(value);
-  if (lane % 32 == 0) {
-    scratch[lane / 32] = value;
-  }
-  // every simdgroup's value is in scratch, and what it wrote to device memory before is there
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-  return simd_max(lane % 32 < lanes / 32 ? scratch[lane % 32] : -INFINITY);
-}
-
 // The cosine between two columns by their Gram matrix; 0 where one of them is nothing.
 inline float cosine(float pp, float qq, float pq, float level) {
   return min(pp, qq) > level * level ? abs(pq) / (precise::sqrt(pp) * precise::sqrt(qq)) : 0.0f;
@@ -25,14 +15,9 @@ inline float cosine(float pp, float qq, float pq, float level) {
 
 // Rotates rows p and q of X and, in the same way, of W, 64 values each; the longer one comes first,
 // which converges faster. Returns the cosine of their angle where it was not right. One simdgroup.
+template <bool VECTORS>
 inline float rotate_rows(
-    threadgroup float* X,
-    threadgroup float* W,
-    uint2 at,
-    uint lane,
-    float level,
-    float tolerance,
-    bool vectors) {
+    threadgroup float* X, threadgroup float* W, uint2 at, uint lane, float level, float tolerance) {
   threadgroup float* p = X + at.x * 64 + lane;
   threadgroup float* q = X + at.y * 64 + lane;
   const float pp = simd_sum(p[0] * p[0] + p[32] * p[32]);
@@ -48,7 +33,7 @@ inline float rotate_rows(
   if (r.s == 0.0f && swap == 0) {
     return angle;
   }
-  for (uint side = 0; side < (vectors ? 2 : 1); ++side) {
+  for (uint side = 0; side < (VECTORS ? 2 : 1); ++side) {
     threadgroup float* rows = side == 0 ? X : W;
     for (uint i = lane; i < 64; i += 32) {
       float x = rows[at.x * 64 + i];

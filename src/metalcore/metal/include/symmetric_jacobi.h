@@ -20,7 +20,6 @@ struct problem {
   uint ld;
   uint lane;
   uint lanes;
-  bool vectors;
 };
 
 inline uint lower(uint i, uint j) { return i > j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
@@ -131,7 +130,7 @@ inline float team_max(float x, threadgroup float* scratch, uint lane, uint lanes
 // Sweeps over all pairs until one finds nothing to rotate, or `sweeps` times: whether the own team
 // found nothing in the last one. All threads of the threadgroup call it together; `active` has two
 // turns of a flag per team.
-template <uint N, uint TEAMS>
+template <uint N, uint TEAMS, bool VECTORS>
 inline bool diagonalise(
     thread const problem& at, threadgroup uint* active, uint team, float threshold, int sweeps) {
   bool goes_on = true;
@@ -155,7 +154,7 @@ inline bool diagonalise(
       // the rotations of the round are known
       threadgroup_barrier(mem_flags::mem_threadgroup);
       rotate_blocks(at);
-      if (at.vectors) {
+      if (VECTORS) {
         rotate_vectors<N>(at);
       }
       // the matrix is complete for the next round
@@ -198,6 +197,7 @@ inline void load(
 
 // Takes the lower triangle of the n rows in v, brings it to a largest element of 1/2 to 1, and sets
 // Q to the identity; `scratch` is for team_max. Returns the exponent.
+template <bool VECTORS>
 inline int prepare(thread const problem& at, uint n, threadgroup float* scratch) {
   float largest = 0.0f;
   for (uint i = at.lane; i < n * n; i += at.lanes) {
@@ -218,7 +218,7 @@ inline int prepare(thread const problem& at, uint n, threadgroup float* scratch)
   for (uint i = at.lane; i < (at.m - n) * at.m; i += at.lanes) {
     at.a[lower(n, i)] = 0.0f;
   }
-  if (at.vectors) {
+  if (VECTORS) {
     // v is read, and free for Q
     threadgroup_barrier(mem_flags::mem_threadgroup);
     set_identity(at);

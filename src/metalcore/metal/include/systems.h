@@ -5,24 +5,23 @@
 
 #include "triangular.h"
 
-// A, B and X as blocks of larger matrices: the offset of the first element, and the elements from
-// one row (of X: k) and from one matrix to the next. X may be B.
+// Blocks of n rows, A [n, n] on the diagonal and B and X [n, k], of `count` matrices of `order`
+// rows each. The pointers are those of the first matrix. X may be B.
 struct systems {
   device const float* A;
   device const float* B;
   device float* X;
   long count;
+  long order;
   int n;
   int k;
-  long a_row;
-  long a_matrix;
-  long x_matrix;
 };
 
-// Few right sides, k <= 16, with their rows in lanes: a matrix takes WIDTH lanes of a simdgroup,
+// Few right sides, k <= RIGHT, with their rows in lanes: a matrix takes WIDTH lanes of a simdgroup,
 // which passes solved rows on by shuffles. Solves with A, then with the transpose of that if
-// `passes` is 2. `a_tile` has 4224 and `x_tile` 2048 values.
-template <int WIDTH, int KEEP>
+// `passes` is 2. For each simdgroup, `a_tile` has 32 KEEP (WIDTH KEEP + 1) values, and `x_tile`
+// 32 KEEP RIGHT.
+template <int WIDTH, int KEEP, int RIGHT>
 inline void solve_systems_by_rows(
     systems all,
     bool lower,
@@ -46,15 +45,15 @@ inline void solve_systems_by_rows(
   const int n = all.n;
   const int values = n * all.k;
   threadgroup float* a = a_tile + simdgroup * SHARE * ROWS * LD;
-  threadgroup float* x = x_tile + simdgroup * SHARE * ROWS * 16;
+  threadgroup float* x = x_tile + simdgroup * SHARE * ROWS * RIGHT;
   for (int m = 0; m < count; ++m) {
-    device const float* from = all.A + (first + m) * all.a_matrix;
-    load_square(from, all.a_row, n, LD, thread_lane, 32, a + m * ROWS * LD);
+    device const float* from = all.A + (first + m) * all.order * all.order;
+    load_square(from, all.order, n, LD, thread_lane, 32, a + m * ROWS * LD);
   }
   // the right sides of a matrix are contiguous
   for (int e = thread_lane; e < count * values; e += 32) {
     const int m = e / values;
-    x[e] = all.B[(first + m) * all.x_matrix + e - m * values];
+    x[e] = all.B[(first + m) * all.order * all.k + e - m * values];
   }
   // each lane now reads what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -96,7 +95,7 @@ inline void solve_systems_by_rows(
   }
   for (int e = thread_lane; e < count * values; e += 32) {
     const int m = e / values;
-    all.X[(first + m) * all.x_matrix + e - m * values] = x[e];
+    all.X[(first + m) * all.order * all.k + e - m * values] = x[e];
   }
 }
 
@@ -139,7 +138,7 @@ inline void take_solved(
 }
 
 // The threads of a threadgroup share a matrix, and each takes a right side, ROWS rows of it at a
-// time in registers. `a` has 4096 values.
+// time in registers. `a` has n^2 values.
 template <int ROWS>
 inline void solve_systems_by_columns(
     systems all,
@@ -152,7 +151,8 @@ inline void solve_systems_by_columns(
     uint threads,
     threadgroup float* a) {
   const int n = all.n;
-  load_square(all.A + group.y * all.a_matrix, all.a_row, n, n, thread_index, threads, a);
+  device const float* from = all.A + group.y * all.order * all.order;
+  load_square(from, all.order, n, n, thread_index, threads, a);
   // all of A is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -160,7 +160,8 @@ inline void solve_systems_by_columns(
   if (column >= all.k) {
     return;
   }
-  const right_side c = {group.y * all.x_matrix + column, all.k, n, lower != transpose};
+  const long start = group.y * all.order * all.k + column;
+  const right_side c = {start, all.k, n, lower != transpose};
   const substitution s = substitute(n, n, lower, transpose, unit);
   const int last = (n - 1) / ROWS * ROWS;
   float x[ROWS];

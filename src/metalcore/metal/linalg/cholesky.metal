@@ -4,12 +4,12 @@
 // cholesky_simdgroup: n <= 32, WIDTH lanes per matrix, each with a row in registers.
 // cholesky_threadgroup: n <= 64, one threadgroup per matrix, a thread per row. Larger matrices by
 // blocks of 64 columns: cholesky_threadgroup for the block on the diagonal, cholesky_panel for the
-// rows below it, a matrix product for the rest.
+// rows below it, a matrix product for the rest, and cholesky_finish for zeros above the diagonal.
 // Only the lower triangle of A is read.
 
 #include "triangular.h"
 
-template <int WIDTH>
+template <int WIDTH, int SIMDGROUPS>
 kernel void cholesky_simdgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
@@ -17,14 +17,13 @@ kernel void cholesky_simdgroup(
     constant long& matrices [[buffer(3)]],
     constant long& n [[buffer(4)]],
     uint group [[threadgroup_position_in_grid]],
-    uint simdgroups [[simdgroups_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort thread_lane [[thread_index_in_simdgroup]]) {
   constexpr int SHARE = 32 / WIDTH;
   // an odd length, so that lanes that read a column each use a bank of their own
   constexpr int LD = WIDTH + 1;
-  threadgroup float tile[4224];
-  const long first = (long(group) * simdgroups + simdgroup) * SHARE;
+  threadgroup float tile[SIMDGROUPS * 32 * LD];
+  const long first = (long(group) * SIMDGROUPS + simdgroup) * SHARE;
   const int count = int(min(matrices - first, long(SHARE)));
   if (count <= 0) {
     return;
@@ -80,21 +79,22 @@ kernel void cholesky_simdgroup(
 }
 
 // The block of n columns that starts at `start` of each matrix of order `order`; zeros above its
-// diagonal. L may be A.
+// diagonal. L may be A, and info, which is as the blocks before this one left it, info_before.
 template <int ROWS>
 kernel void cholesky_threadgroup(
     device const float* A [[buffer(0)]],
-    device float* L [[buffer(1)]],
-    device int* info [[buffer(2)]],
-    constant long& n [[buffer(3)]],
-    constant long& start [[buffer(4)]],
-    constant long& order [[buffer(5)]],
+    device const int* info_before [[buffer(1)]],
+    device float* L [[buffer(2)]],
+    device int* info [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& start [[buffer(5)]],
+    constant long& order [[buffer(6)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint i [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   constexpr int LD = ROWS + 1;
-  threadgroup float tile[4160];
-  threadgroup float pivots[64];
+  threadgroup float tile[ROWS * LD];
+  threadgroup float pivots[ROWS];
   const int rows = int(n);
   const long offset = long(matrix) * order * order + start * (order + 1);
   load_square(A + offset, order, rows, LD, i, threads, tile);
@@ -126,30 +126,33 @@ kernel void cholesky_threadgroup(
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   store_square(tile, LD, rows, order, i, threads, L + offset);
-  if (i == 0 && (start == 0 || (failed != 0 && info[matrix] == 0))) {
-    info[matrix] = failed == 0 ? 0 : int(start) + failed;
+  if (i == 0) {
+    const int before = start == 0 ? 0 : info_before[matrix];
+    info[matrix] = before != 0 || failed == 0 ? before : int(start) + failed;
   }
 }
 
-// Rows below the block of 64 columns at `start`: l = a L11^-T. A simdgroup takes 32 rows, a thread
-// solves one of them, 32 values at a time in registers.
+// Rows below the block of columns at `start`, which is factored: l = a L11^-T. A simdgroup takes 32
+// rows, a thread solves one of them, 32 values at a time in registers. L may be A.
 template <int COLUMNS>
 kernel void cholesky_panel(
-    device float* L [[buffer(0)]],
-    constant long& start [[buffer(1)]],
-    constant long& order [[buffer(2)]],
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    constant long& start [[buffer(2)]],
+    constant long& order [[buffer(3)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
   constexpr int LD = COLUMNS + 1;
-  threadgroup float block[4096];
-  threadgroup float tile[2080];
+  threadgroup float block[COLUMNS * COLUMNS];
+  threadgroup float tile[32 * LD];
+  A += group.y * order * order;
   L += group.y * order * order;
-  load_square(L + start * (order + 1), order, COLUMNS, COLUMNS, lane, 32, block);
+  load_square(A + start * (order + 1), order, COLUMNS, COLUMNS, lane, 32, block);
   const long first = start + COLUMNS + 32 * long(group.x);
   const int rows = int(min(order - first, 32L));
   for (int e = lane; e < rows * COLUMNS; e += 32) {
     const int i = e / COLUMNS;
-    tile[i * LD + e % COLUMNS] = L[(first + i) * order + start + e % COLUMNS];
+    tile[i * LD + e % COLUMNS] = A[(first + i) * order + start + e % COLUMNS];
   }
   // each lane now reads what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -181,12 +184,17 @@ kernel void cholesky_panel(
   }
 }
 
-#define INSTANTIATE(function, SIZE)                      \
-  template [[host_name(#function "_" #SIZE)]] [[kernel]] \
-  decltype(function<SIZE>) function<SIZE>;
-
-INSTANTIATE(cholesky_simdgroup, 8)
-INSTANTIATE(cholesky_simdgroup, 16)
-INSTANTIATE(cholesky_simdgroup, 32)
-INSTANTIATE(cholesky_threadgroup, 64)
-INSTANTIATE(cholesky_panel, 64)
+// L = the lower triangle of A, one thread per value. L may be A.
+kernel void cholesky_finish(
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    constant long& n [[buffer(2)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint column = position.x;
+  const uint row = position.y;
+  if (column >= uint(n)) {
+    return;
+  }
+  const long at = (position.z * n + row) * n + column;
+  L[at] = column <= row ? A[at] : 0.0f;
+}

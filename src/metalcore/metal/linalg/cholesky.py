@@ -1,97 +1,73 @@
 # SPDX-License-Identifier: MIT
-"""Launches of cholesky."""
+"""Programs of cholesky."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import (
-    MSL_TYPE,
+from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import (
+    MAX_THREADGROUP_BYTES,
     SIMD_WIDTH,
-    Call,
-    Launch,
-    Planned,
-    Step,
-    metal_kernel,
+    Arguments,
+    Buffer,
+    Program,
+    round_up,
 )
 
 FILE = "linalg/cholesky.metal"
 
-# Columns that a threadgroup factors, and values that the memory of cholesky_simdgroup holds.
+# Columns that a threadgroup factors.
 BLOCK = 64
-_TILE = 4224
 
 
 @metal_kernel("cholesky")
-def plan(policy: Values, A: Tensor, upper: bool) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    n, batch = A.shape[-1], A.shape[:-2]
-    out = A.new_empty(A.shape)
-    info = A.new_empty(batch, dtype=torch.int32)
-    if A.numel() == 0:
-        return [], (out, info.zero_())
-    a = (A.mT if upper else A).float().contiguous().view(-1, n, n)
-    plain = A.dtype == torch.float32 and not upper
-    L = out.view(-1, n, n) if plain else torch.empty_like(a)
-    if n <= SIMD_WIDTH:
-        todo = [_simdgroup(a, L, info.view(-1), policy["simdgroups"])]
-    elif n <= BLOCK:
-        todo = [_threadgroup(a, L, info.view(-1), 0)]
+def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    A, upper = a.A, a.upper
+    info = p.new(A.shape[:-2], torch.int32)
+    if A.numel == 0:
+        return p.new_like(A), p.fill(info, 0)
+    lower, L = A.mT if upper else A, p.new(A.shape)
+    if A.shape[-1] <= SIMD_WIDTH:
+        _simdgroup(p, matrices(p, lower), matrices(p, L), info)
+    elif A.shape[-1] <= BLOCK:
+        _threadgroup(p, matrices(p, lower), matrices(p, L), info, 0)
     else:
-        todo = [Call(L.copy_, (a,)), *_blocks(L, info.view(-1)), Call(L.tril_, ())]
-    if not plain:
-        todo.append(Call(out.copy_, ((L.mT if upper else L).view_as(A),)))
-    return todo, (out, info)
+        _blocks(p, matrices(p, p.copy(L, lower)), info)
+    if upper:
+        return p.copy(p.new_like(A), L.mT), info
+    return p.rounded(L, A.dtype), info
 
 
-def _simdgroup(A: Tensor, L: Tensor, info: Tensor, simdgroups: int) -> Step:
+def _simdgroup(p: Program, A: Buffer, L: Buffer, info: Buffer) -> None:
     batch, n, _ = A.shape
     width = next(w for w in (8, 16, 32) if n <= w)
-    share = SIMD_WIDTH // width
-    fit = min(simdgroups, _TILE // (share * width * (width + 1)))
-    groups = -(-batch // (share * fit))
-    return Launch(
-        FILE,
-        "cholesky_simdgroup",
-        f"{width}",
-        (A, L, info, batch, n),
-        threads=(groups * fit * SIMD_WIDTH, 1, 1),
-        group=(fit * SIMD_WIDTH, 1, 1),
+    fit = MAX_THREADGROUP_BYTES // (4 * SIMD_WIDTH * (width + 1))
+    simdgroups = min(p.policy["simdgroups"], fit)
+    group = simdgroups * SIMD_WIDTH
+    threads = round_up(batch * width, group)
+    p.launch(
+        FILE, "cholesky_simdgroup", (width, simdgroups), (A, L, info, batch, n), threads, group
     )
 
 
-def _threadgroup(A: Tensor, L: Tensor, info: Tensor, start: int) -> Step:
+def _threadgroup(p: Program, A: Buffer, L: Buffer, info: Buffer, start: int) -> None:
     batch, order, _ = A.shape
-    return Launch(
-        FILE,
-        "cholesky_threadgroup",
-        f"{BLOCK}",
-        (A, L, info, min(BLOCK, order - start), start, order),
-        threads=(batch * BLOCK, 1, 1),
-        group=(BLOCK, 1, 1),
-    )
+    args = (A, info, L, info, min(BLOCK, order - start), start, order)
+    p.launch(FILE, "cholesky_threadgroup", (BLOCK,), args, batch * BLOCK, BLOCK)
 
 
-def _blocks(L: Tensor, info: Tensor) -> list[Step]:
+def _blocks(p: Program, L: Buffer, info: Buffer) -> None:
     """Factor in place: the block on the diagonal, the rows below it, then what is left."""
     batch, order, _ = L.shape
-    todo: list[Step] = []
     for start in range(0, order, BLOCK):
-        todo.append(_threadgroup(L, L, info, start))
+        _threadgroup(p, L, L, info, start)
         stop = start + BLOCK
         if stop < order:
-            groups = -(-(order - stop) // SIMD_WIDTH)
-            todo.append(
-                Launch(
-                    FILE,
-                    "cholesky_panel",
-                    f"{BLOCK}",
-                    (L, start, order),
-                    threads=(groups * SIMD_WIDTH, batch, 1),
-                    group=(SIMD_WIDTH, 1, 1),
-                )
-            )
+            threads = (round_up(order - stop, SIMD_WIDTH), batch, 1)
+            p.launch(FILE, "cholesky_panel", (BLOCK,), (L, L, start, order), threads, SIMD_WIDTH)
             panel = L[:, stop:, start:stop]
-            todo.append(Call(L[:, stop:, stop:].baddbmm_, (panel, panel.mT), {"alpha": -1}))
-    return todo
+            p.matmul(L[:, stop:, stop:], panel, panel.mT, alpha=-1.0, beta=1.0)
+    group = min(p.policy["simdgroups"] * SIMD_WIDTH, round_up(order, SIMD_WIDTH))
+    p.launch(
+        FILE, "cholesky_finish", (), (L, L, order), (round_up(order, group), order, batch), group
+    )

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Launches of cholesky_solve."""
+"""Programs of cholesky_solve."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Call, Planned, Step, metal_kernel
 from metalcore.metal.linalg import trsm
+from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
+
+FILE = "linalg/cholesky_solve.metal"
 
 
 @metal_kernel("cholesky_solve")
-def plan(_: Values, B: Tensor, L: Tensor, upper: bool) -> Planned | None:
-    def solve(L: Tensor, B: Tensor, X: Tensor) -> list[Step]:
-        n = X.shape[-2]
-        if n <= trsm.BLOCK:
-            return [trsm.block("cholesky_solve", L, B, X, 0, n, (not upper, upper, False))]
-        return [
-            Call(X.copy_, (B,)),
-            *trsm.steps(L, X, lower=not upper, transpose=upper),
-            *trsm.steps(L, X, lower=not upper, transpose=not upper),
-        ]
-
-    return trsm.planned(L, B, solve)
+def plan(p: Program, a: Arguments) -> Buffer:
+    B, lower = a.B, not a.upper
+    if B.numel == 0:
+        return p.new_like(B)
+    L, X = matrices(p, a.L), p.new(B.shape)
+    x = matrices(p, X)
+    batch, n, k = x.shape
+    if n <= trsm.BLOCK:
+        kernel, variant, threads, group = trsm.share("cholesky_solve", batch, n, k)
+        args = (L, matrices(p, B), x, batch, n, k)
+        p.launch(FILE, f"cholesky_solve_{kernel}", (*variant, a.upper), args, threads, group)
+    else:
+        p.copy(X, B)
+        trsm.in_place(p, L, x, trsm.Kind(lower, transpose=a.upper))
+        trsm.in_place(p, L, x, trsm.Kind(lower, transpose=lower))
+    return p.rounded(X, B.dtype)

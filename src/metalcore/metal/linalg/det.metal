@@ -38,7 +38,7 @@ inline void write_det(
   logabsdet = precise::log(size) + float(x.exponent) * 0.69314718056f;
 }
 
-template <int WIDTH>
+template <int WIDTH, int SIMDGROUPS>
 kernel void det_simdgroup(
     device const float* A [[buffer(0)]],
     device float* det [[buffer(1)]],
@@ -49,7 +49,7 @@ kernel void det_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[4224];
+  threadgroup float tiles[SIMDGROUPS * 1056];
   threadgroup float* tile = tiles + simdgroup * 1056;
   const long first = long(thread_index / 32) * (32 / WIDTH);
   if (first >= batch) {
@@ -88,12 +88,11 @@ kernel void det_simdgroup(
   }
 }
 
-template <typename T>
 kernel void det_threadgroup(
-    device const T* A [[buffer(0)]],
-    device T* det [[buffer(1)]],
-    device T* sign_of [[buffer(2)]],
-    device T* logabsdet [[buffer(3)]],
+    device const float* A [[buffer(0)]],
+    device float* det [[buffer(1)]],
+    device float* sign_of [[buffer(2)]],
+    device float* logabsdet [[buffer(3)]],
     constant long& n [[buffer(4)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]]) {
@@ -137,13 +136,12 @@ kernel void det_threadgroup(
 }
 
 // One threadgroup per matrix; its threads share the pivots and the pairs of rows.
-template <typename T>
 kernel void det_of_factors(
     device const long* rows [[buffer(0)]],
-    device const T* U [[buffer(1)]],
-    device T* det [[buffer(2)]],
-    device T* sign_of [[buffer(3)]],
-    device T* logabsdet [[buffer(4)]],
+    device const float* U [[buffer(1)]],
+    device float* det [[buffer(2)]],
+    device float* sign_of [[buffer(3)]],
+    device float* logabsdet [[buffer(4)]],
     constant long& n [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
@@ -175,13 +173,3 @@ kernel void det_of_factors(
     write_det(own, det[matrix], sign_of[matrix], logabsdet[matrix]);
   }
 }
-
-#define INSTANTIATE(function, variant)              \
-  template [[host_name(#function "_" #variant)]] [[ \
-      kernel]] decltype(function<variant>) function<variant>;
-
-INSTANTIATE(det_simdgroup, 8)
-INSTANTIATE(det_simdgroup, 16)
-INSTANTIATE(det_simdgroup, 32)
-INSTANTIATE(det_threadgroup, float)
-INSTANTIATE(det_of_factors, float)

@@ -1,44 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""Launches of det."""
+"""Programs of det."""
 
-import torch
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Call, Launch, Planned, Step, metal_kernel
 from metalcore.metal.linalg import lu
+from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
 
 FILE = "linalg/det.metal"
 
 
 @metal_kernel("det")
-def plan(policy: Values, A: Tensor) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    *batch, n, _ = A.shape
-    if A.numel() == 0:
+def plan(p: Program, a: Arguments) -> tuple[Buffer, ...]:
+    A = a.A
+    results = tuple(p.new(A.shape[:-2]) for _ in ("det", "sign", "logabsdet"))
+    if A.numel == 0:
         # the product of no pivots is one
-        one = A.new_ones(batch)
-        return [], (one, one.clone(), A.new_zeros(batch))
-    results = tuple(A.new_empty(batch, dtype=torch.float32) for _ in range(3))
-    steps = _steps(policy, A.float().contiguous().view(-1, n, n), results)
-    if A.dtype == torch.float32:
-        return steps, results
-    rounded = tuple(torch.empty_like(x, dtype=A.dtype) for x in results)
-    steps += [Call(r.copy_, (x,)) for r, x in zip(rounded, results, strict=True)]
-    return steps, rounded
+        for result, value in zip(results, (1.0, 1.0, 0.0), strict=True):
+            p.fill(result, value)
+    else:
+        _of_pivots(p, matrices(p, A), results)
+    return tuple(p.rounded(x, A.dtype) for x in results)
 
 
-def _steps(policy: Values, A: Tensor, results: tuple[Tensor, ...]) -> list[Step]:
+def _of_pivots(p: Program, A: Buffer, results: tuple[Buffer, ...]) -> None:
     batch, n, _ = A.shape
-    width = lu.lanes_for(n)
-    if width is not None:
-        shared = lu.in_simdgroups(batch, width)
-        return [Launch(FILE, "det_simdgroup", f"{width}", (A, *results, batch, n), **shared)]
-    if n <= lu.THREADGROUP_ROWS:
-        threads, group = (batch * lu.THREADGROUP_ROWS, 1, 1), (lu.THREADGROUP_ROWS, 1, 1)
-        return [Launch(FILE, "det_threadgroup", "float", (A, *results, n), threads, group)]
-    steps, found = lu.factor(A)
-    args = (found.rows, found.U, *results, n)
-    threads, group = (batch * policy["threads"], 1, 1), (policy["threads"], 1, 1)
-    return [*steps, Launch(FILE, "det_of_factors", "float", args, threads, group)]
+    share = lu.in_simdgroups(batch, n)
+    if share is not None:
+        p.launch(FILE, "det_simdgroup", share.variant, (A, *results, batch, n), *share[1:])
+    elif n <= lu.THREADGROUP_ROWS:
+        threads = lu.THREADGROUP_ROWS
+        p.launch(FILE, "det_threadgroup", (), (A, *results, n), batch * threads, threads)
+    else:
+        rows, _, U, _ = lu.factor(p, A)
+        threads = p.policy["threads"]
+        p.launch(FILE, "det_of_factors", (), (rows, U, *results, n), batch * threads, threads)

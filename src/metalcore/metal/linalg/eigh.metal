@@ -4,8 +4,8 @@
 //
 // N <= 32: a team of 8, 16 or 32 lanes per matrix. N <= 64: one threadgroup per matrix. Both keep
 // the lower triangle of A and the columns of Q in threadgroup memory, and read and write a matrix
-// once. Larger: A is cut into blocks of 32; eigh_block finds the rotation of each disjoint pair of
-// blocks, a 64 x 64 problem, and eigh_rotate_rows and eigh_rotate_columns apply it in place.
+// once. Larger: A is cut into blocks; eigh_block finds the rotation of each disjoint pair of
+// blocks, a problem of N <= 64, and eigh_rotate_rows and eigh_rotate_columns apply it.
 //
 // Matrices are scaled by a power of two to a largest element of 1/2 to 1.
 
@@ -13,13 +13,11 @@
 
 #include "symmetric_jacobi.h"
 
-constant constexpr uint kBlock = 32;
-constant constexpr uint kPair = 64;
 // the sweeps that a matrix may take
 constant constexpr int kSweeps = 24;
 
 // One simdgroup per threadgroup, N lanes per matrix.
-template <uint N>
+template <uint N, bool VECTORS>
 kernel void eigh_simdgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
@@ -27,12 +25,11 @@ kernel void eigh_simdgroup(
     device int* info [[buffer(3)]],
     constant long& batch [[buffer(4)]],
     constant long& n [[buffer(5)]],
-    constant long& with_vectors [[buffer(6)]],
     uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]]) {
   constexpr uint TEAMS = 32 / N;
-  threadgroup float a[528];
-  threadgroup float v[1056];
+  threadgroup float a[16 * (N + 1)];
+  threadgroup float v[32 * (N + 1)];
   threadgroup float s[16];
   threadgroup float h[16];
   threadgroup uint pairs[16];
@@ -49,62 +46,60 @@ kernel void eigh_simdgroup(
       rows + rows % 2,
       N + 1,
       thread_index % N,
-      N,
-      with_vectors != 0};
+      N};
   // a team without a matrix has zeros, and keeps the result to itself
   const long first = long(group) * TEAMS;
   const uint count = uint(min(long(TEAMS), batch - first));
   load(v, N + 1, N, TEAMS, A + first * n * n, count, rows, thread_index, 32);
-  const int exponent = prepare(at, rows, s);
-  const bool converged = diagonalise<N, TEAMS>(at, active, team, 0x1p-24f / float(rows), kSweeps);
+  const int exponent = prepare<VECTORS>(at, rows, s);
+  const bool converged =
+      diagonalise<N, TEAMS, VECTORS>(at, active, team, 0x1p-24f / float(rows), kSweeps);
   const bool own = team < count;
   store_values(at, own, rows, exponent, order + team * N, L + (first + team) * n);
   if (own && at.lane == 0) {
     info[first + team] = converged && exponent != kPoisoned ? 0 : int(n);
   }
-  if (at.vectors) {
+  if (VECTORS) {
     store_vectors(v, N + 1, N, order, count, rows, Q + first * n * n, thread_index, 32);
   }
 }
 
-// One threadgroup per matrix, n <= 64.
-template <typename T>
+// One threadgroup per matrix, n <= N <= 64.
+template <uint N, bool VECTORS>
 kernel void eigh_threadgroup(
-    device const T* A [[buffer(0)]],
-    device T* L [[buffer(1)]],
-    device T* Q [[buffer(2)]],
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device float* Q [[buffer(2)]],
     device int* info [[buffer(3)]],
     constant long& n [[buffer(4)]],
-    constant long& with_vectors [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float a[2080];
-  threadgroup float v[4160];
-  threadgroup float s[32];
-  threadgroup float h[32];
-  threadgroup uint pairs[32];
-  threadgroup uint order[64];
+  threadgroup float a[N * (N + 1) / 2];
+  threadgroup float v[N * (N + 1)];
+  threadgroup float s[N / 2];
+  threadgroup float h[N / 2];
+  threadgroup uint pairs[N / 2];
+  threadgroup uint order[N];
   threadgroup uint active[2];
   const uint rows = uint(n);
-  const problem at = {a, v, s, h, pairs, rows + rows % 2, 65, lane, lanes, with_vectors != 0};
-  load(v, 65, 64, 1, A + matrix * n * n, 1, rows, lane, lanes);
-  const int exponent = prepare(at, rows, s);
-  const bool converged = diagonalise<64, 1>(at, active, 0, 0x1p-24f / float(rows), kSweeps);
+  const problem at = {a, v, s, h, pairs, rows + rows % 2, N + 1, lane, lanes};
+  load(v, N + 1, N, 1, A + matrix * n * n, 1, rows, lane, lanes);
+  const int exponent = prepare<VECTORS>(at, rows, s);
+  const bool converged = diagonalise<N, 1, VECTORS>(at, active, 0, 0x1p-24f / float(rows), kSweeps);
   store_values(at, true, rows, exponent, order, L + matrix * n);
   if (lane == 0) {
     info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
   }
-  if (at.vectors) {
-    store_vectors(v, 65, 64, order, 1, rows, Q + matrix * n * n, lane, lanes);
+  if (VECTORS) {
+    store_vectors(v, N + 1, N, order, 1, rows, Q + matrix * n * n, lane, lanes);
   }
 }
 
 // The largest element in each row of the lower triangle: one simdgroup per row.
-template <typename T>
 kernel void eigh_row_max(
-    device const T* A [[buffer(0)]],
-    device T* largest [[buffer(1)]],
+    device const float* A [[buffer(0)]],
+    device float* largest [[buffer(1)]],
     constant long& n [[buffer(2)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]]) {
@@ -120,13 +115,13 @@ kernel void eigh_row_max(
 
 // W: A scaled, symmetric, with zeros to the size `padded`; V: the identity; squares: the sum of
 // those in each row. One simdgroup per row.
-template <typename T>
+template <bool VECTORS>
 kernel void eigh_pad(
-    device const T* A [[buffer(0)]],
-    device const T* largest [[buffer(1)]],
-    device T* W [[buffer(2)]],
-    device T* V [[buffer(3)]],
-    device T* squares [[buffer(4)]],
+    device const float* A [[buffer(0)]],
+    device const float* largest [[buffer(1)]],
+    device float* W [[buffer(2)]],
+    device float* V [[buffer(3)]],
+    device float* squares [[buffer(4)]],
     device int* exponents [[buffer(5)]],
     constant long& n [[buffer(6)]],
     constant long& padded [[buffer(7)]],
@@ -147,7 +142,9 @@ kernel void eigh_pad(
     const float x = inside ? scaled(from[inside ? at : 0], exponent) : 0.0f;
     sum += x * x;
     W[index * padded + i] = x;
-    V[index * padded + i] = i == row ? 1.0f : 0.0f;
+    if (VECTORS) {
+      V[index * padded + i] = i == row ? 1.0f : 0.0f;
+    }
   }
   sum = simd_sum(sum);
   if (lane == 0) {
@@ -159,17 +156,18 @@ kernel void eigh_pad(
 }
 
 // Where row i of the problem of a pair of blocks is in the matrix.
+template <uint BLOCK>
 inline long row_of(uint2 pair, uint i) {
-  return (i < kBlock ? pair.x : pair.y) * kBlock + i % kBlock;
+  return (i < BLOCK ? pair.x : pair.y) * BLOCK + i % BLOCK;
 }
 
 // One threadgroup per pair of blocks: J^T of the pair, and in `active` 0 where it is the identity,
 // 2 where far from it.
-template <typename T>
+template <uint BLOCK>
 kernel void eigh_block(
-    device const T* W [[buffer(0)]],
-    device const T* squares [[buffer(1)]],
-    device T* J [[buffer(2)]],
+    device const float* W [[buffer(0)]],
+    device const float* squares [[buffer(1)]],
+    device float* J [[buffer(2)]],
     device int* active [[buffer(3)]],
     constant long& n [[buffer(4)]],
     constant long& padded [[buffer(5)]],
@@ -178,17 +176,17 @@ kernel void eigh_block(
     uint index [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float a[2080];
-  threadgroup float v[4160];
-  threadgroup float s[32];
-  threadgroup float h[32];
-  threadgroup uint pairs[32];
+  constexpr uint N = 2 * BLOCK;
+  threadgroup float a[N * (N + 1) / 2];
+  threadgroup float v[N * (N + 1)];
+  threadgroup float s[BLOCK];
+  threadgroup float h[BLOCK];
+  threadgroup uint pairs[BLOCK];
   threadgroup uint flags[2];
-  const uint blocks = uint(padded / kBlock);
+  const uint blocks = uint(padded / BLOCK);
   const uint matrix = index / (blocks / 2);
-  const uint k = index % (blocks / 2);
-  const uint2 pair = round_robin_pair(k, uint(round), blocks);
-  const problem at = {a, v, s, h, pairs, kPair, kPair + 1, lane, lanes, true};
+  const uint2 pair = round_robin_pair(index % (blocks / 2), uint(round), blocks);
+  const problem at = {a, v, s, h, pairs, N, N + 1, lane, lanes};
   // above what rounding in eigh_rotate_* brings back; all below it together have a norm of at most
   // 2^-22 sqrt(n) of that of A
   float square = 0.0f;
@@ -198,11 +196,11 @@ kernel void eigh_block(
   const float threshold = 0x1p-22f * precise::sqrt(simd_sum(square) / float(n));
   device const float* from = W + matrix * padded * padded;
   float largest = 0.0f;
-  for (uint i = lane; i < kPair * kPair; i += lanes) {
-    const uint row = i / kPair;
-    const uint column = i % kPair;
+  for (uint i = lane; i < N * N; i += lanes) {
+    const uint row = i / N;
+    const uint column = i % N;
     if (column <= row) {
-      const float x = from[row_of(pair, row) * padded + row_of(pair, column)];
+      const float x = from[row_of<BLOCK>(pair, row) * padded + row_of<BLOCK>(pair, column)];
       a[lower(row, column)] = x;
       largest = max(largest, column < row ? abs(x) : 0.0f);
     }
@@ -210,131 +208,138 @@ kernel void eigh_block(
   largest = team_max(largest, s, lane, lanes);
   const bool rotates = largest > threshold;
   if (lane == 0) {
-    active[(matrix * (blocks - 1) + round) * (blocks / 2) + k] =
-        rotates ? (largest > 8.0f * threshold ? 2 : 1) : 0;
+    active[index] = rotates ? (largest > 8.0f * threshold ? 2 : 1) : 0;
   }
   if (rotates) {
     set_identity(at);
-    diagonalise<kPair, 1>(at, flags, 0, threshold, int(sweeps));
-    for (uint i = lane; i < kPair * kPair; i += lanes) {
-      J[index * kPair * kPair + i] = v[i / kPair * at.ld + i % kPair];
+    diagonalise<N, 1, true>(at, flags, 0, threshold, int(sweeps));
+    for (uint i = lane; i < N * N; i += lanes) {
+      J[index * N * N + i] = v[i / N * at.ld + i % N];
     }
   }
 }
 
-// Which pair, and which of the `strips` of 16 rows or columns, a simdgroup rotates in place.
+// Which pair, and which of the `strips` of some rows or columns, a simdgroup rotates.
 struct strip {
-  uint matrix, pair_index, number;
+  uint matrix, number, turn;
   uint2 pair;
-  bool rotates;
 };
 
-inline strip strip_of(uint index, uint strips, uint blocks, uint round, device const int* active) {
+inline strip strip_of(uint index, uint strips, uint blocks, uint round) {
   strip at;
   at.number = index % strips;
-  at.pair_index = index / strips % (blocks / 2);
-  at.matrix = index / strips / (blocks / 2);
-  at.pair = round_robin_pair(at.pair_index, round, blocks);
-  at.rotates = active[(at.matrix * (blocks - 1) + round) * (blocks / 2) + at.pair_index] != 0;
+  at.turn = index / strips;
+  at.matrix = at.turn / (blocks / 2);
+  at.pair = round_robin_pair(at.turn % (blocks / 2), round, blocks);
   return at;
 }
 
-// W = J^T W in the rows of each pair: a simdgroup takes 16 columns.
-template <typename T>
+// next = J^T W in the rows of each pair that rotates: a simdgroup takes STRIP columns.
+template <uint BLOCK, uint STRIP>
 kernel void eigh_rotate_rows(
-    device T* W [[buffer(0)]],
-    device const T* J [[buffer(1)]],
+    device const float* W [[buffer(0)]],
+    device const float* J [[buffer(1)]],
     device const int* active [[buffer(2)]],
-    constant long& padded [[buffer(3)]],
-    constant long& round [[buffer(4)]],
+    device float* next [[buffer(3)]],
+    constant long& padded [[buffer(4)]],
+    constant long& round [[buffer(5)]],
     uint index [[threadgroup_position_in_grid]]) {
-  const uint blocks = uint(padded / kBlock);
-  const strip at = strip_of(index, uint(padded / 16), blocks, uint(round), active);
-  if (!at.rotates) {
+  constexpr uint N = 2 * BLOCK;
+  constexpr uint ROWS = N / 8;
+  constexpr uint COLUMNS = STRIP / 8;
+  const strip at = strip_of(index, uint(padded / STRIP), uint(padded / BLOCK), uint(round));
+  if (active[at.turn] == 0) {
     return;
   }
-  device float* to = W + at.matrix * padded * padded + at.number * 16;
-  device const float* turn = J + (at.matrix * (blocks / 2) + at.pair_index) * kPair * kPair;
-  simdgroup_float8x8 x[8][2];
-  for (uint r = 0; r < 8; ++r) {
-    for (uint j = 0; j < 2; ++j) {
-      simdgroup_load(x[r][j], to + row_of(at.pair, r * 8) * padded + j * 8, padded);
+  const long first = at.matrix * padded * padded + at.number * STRIP;
+  device const float* turn = J + at.turn * N * N;
+  simdgroup_float8x8 x[ROWS][COLUMNS];
+  for (uint r = 0; r < ROWS; ++r) {
+    for (uint j = 0; j < COLUMNS; ++j) {
+      simdgroup_load(x[r][j], W + first + row_of<BLOCK>(at.pair, r * 8) * padded + j * 8, padded);
     }
   }
-  for (uint i = 0; i < 8; ++i) {
-    simdgroup_float8x8 sum[2] = {
-        make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
-        make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
-    for (uint r = 0; r < 8; ++r) {
+  for (uint i = 0; i < ROWS; ++i) {
+    simdgroup_float8x8 sum[COLUMNS];
+    for (uint j = 0; j < COLUMNS; ++j) {
+      sum[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+    for (uint r = 0; r < ROWS; ++r) {
       simdgroup_float8x8 factor;
-      simdgroup_load(factor, turn + i * 8 * kPair + r * 8, kPair);
-      for (uint j = 0; j < 2; ++j) {
+      simdgroup_load(factor, turn + i * 8 * N + r * 8, N);
+      for (uint j = 0; j < COLUMNS; ++j) {
         simdgroup_multiply_accumulate(sum[j], factor, x[r][j], sum[j]);
       }
     }
-    for (uint j = 0; j < 2; ++j) {
-      simdgroup_store(sum[j], to + row_of(at.pair, i * 8) * padded + j * 8, padded);
+    for (uint j = 0; j < COLUMNS; ++j) {
+      simdgroup_store(
+          sum[j], next + first + row_of<BLOCK>(at.pair, i * 8) * padded + j * 8, padded);
     }
   }
 }
 
-// W = W J and V = V J in the columns of each pair: a simdgroup takes 16 rows, of W or of V. Without
-// vectors there are none for V.
-template <typename T>
+// next = W J and next_V = V J in the columns of each pair that rotates: a simdgroup takes STRIP
+// rows, of W or of V. Without VECTORS there are none for V.
+template <uint BLOCK, uint STRIP, bool VECTORS>
 kernel void eigh_rotate_columns(
-    device T* W [[buffer(0)]],
-    device T* V [[buffer(1)]],
-    device const T* J [[buffer(2)]],
+    device const float* W [[buffer(0)]],
+    device const float* V [[buffer(1)]],
+    device const float* J [[buffer(2)]],
     device const int* active [[buffer(3)]],
-    constant long& padded [[buffer(4)]],
-    constant long& round [[buffer(5)]],
-    constant long& with_vectors [[buffer(6)]],
+    device float* next [[buffer(4)]],
+    device float* next_V [[buffer(5)]],
+    constant long& padded [[buffer(6)]],
+    constant long& round [[buffer(7)]],
     uint index [[threadgroup_position_in_grid]]) {
-  const uint blocks = uint(padded / kBlock);
-  const uint strips = uint(padded / 16);
-  const uint sides = with_vectors != 0 ? 2 : 1;
-  const strip at = strip_of(index / sides, strips, blocks, uint(round), active);
-  if (!at.rotates) {
+  constexpr uint N = 2 * BLOCK;
+  constexpr uint ROWS = STRIP / 8;
+  constexpr uint COLUMNS = N / 8;
+  constexpr uint SIDES = VECTORS ? 2 : 1;
+  const strip at = strip_of(index / SIDES, uint(padded / STRIP), uint(padded / BLOCK), uint(round));
+  if (active[at.turn] == 0) {
     return;
   }
-  device float* to = (index % sides == 0 ? W : V) + (at.matrix * padded + at.number * 16) * padded;
-  device const float* turn = J + (at.matrix * (blocks / 2) + at.pair_index) * kPair * kPair;
-  simdgroup_float8x8 x[2][8];
-  for (uint i = 0; i < 2; ++i) {
-    for (uint r = 0; r < 8; ++r) {
-      simdgroup_load(x[i][r], to + i * 8 * padded + row_of(at.pair, r * 8), padded);
+  const long first = (at.matrix * padded + at.number * STRIP) * padded;
+  device const float* from = (index % SIDES == 0 ? W : V) + first;
+  device float* to = (index % SIDES == 0 ? next : next_V) + first;
+  device const float* turn = J + at.turn * N * N;
+  simdgroup_float8x8 x[ROWS][COLUMNS];
+  for (uint i = 0; i < ROWS; ++i) {
+    for (uint r = 0; r < COLUMNS; ++r) {
+      simdgroup_load(x[i][r], from + i * 8 * padded + row_of<BLOCK>(at.pair, r * 8), padded);
     }
   }
-  for (uint j = 0; j < 8; ++j) {
-    simdgroup_float8x8 sum[2] = {
-        make_filled_simdgroup_matrix<float, 8, 8>(0.0f),
-        make_filled_simdgroup_matrix<float, 8, 8>(0.0f)};
-    for (uint r = 0; r < 8; ++r) {
+  for (uint j = 0; j < COLUMNS; ++j) {
+    simdgroup_float8x8 sum[ROWS];
+    for (uint i = 0; i < ROWS; ++i) {
+      sum[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+    for (uint r = 0; r < COLUMNS; ++r) {
       simdgroup_float8x8 factor;
-      simdgroup_load(factor, turn + j * 8 * kPair + r * 8, kPair, ulong2(0, 0), true);
-      for (uint i = 0; i < 2; ++i) {
+      simdgroup_load(factor, turn + j * 8 * N + r * 8, N, ulong2(0, 0), true);
+      for (uint i = 0; i < ROWS; ++i) {
         simdgroup_multiply_accumulate(sum[i], x[i][r], factor, sum[i]);
       }
     }
-    for (uint i = 0; i < 2; ++i) {
-      simdgroup_store(sum[i], to + i * 8 * padded + row_of(at.pair, j * 8), padded);
+    for (uint i = 0; i < ROWS; ++i) {
+      simdgroup_store(sum[i], to + i * 8 * padded + row_of<BLOCK>(at.pair, j * 8), padded);
     }
   }
 }
 
 // Eigenvalues in ascending order, where each was, and info: one thread per eigenvalue.
-template <typename T>
 kernel void eigh_order(
-    device const T* W [[buffer(0)]],
+    device const float* W [[buffer(0)]],
     device const int* exponents [[buffer(1)]],
     device const int* active [[buffer(2)]],
-    device T* L [[buffer(3)]],
+    device float* L [[buffer(3)]],
     device int* order [[buffer(4)]],
     device int* info [[buffer(5)]],
     constant long& batch [[buffer(6)]],
     constant long& n [[buffer(7)]],
     constant long& padded [[buffer(8)]],
-    constant long& flags [[buffer(9)]],
+    constant long& rounds [[buffer(9)]],
+    constant long& pairs [[buffer(10)]],
     uint index [[thread_position_in_grid]]) {
   const long matrix = index / n;
   const long i = index % n;
@@ -354,20 +359,19 @@ kernel void eigh_order(
   if (i == 0) {
     // what the last sweep still found far from diagonal has not converged
     int rotated = 0;
-    for (long j = 0; j < flags; ++j) {
-      rotated += active[matrix * flags + j] > 1 ? 1 : 0;
+    for (long j = 0; j < rounds * pairs; ++j) {
+      rotated += active[(j / pairs * batch + matrix) * pairs + j % pairs] > 1 ? 1 : 0;
     }
     info[matrix] = rotated == 0 && exponent != kPoisoned ? 0 : int(n);
   }
 }
 
 // Q[row, i] = V[row, order[i]]: one thread per element.
-template <typename T>
 kernel void eigh_columns(
-    device const T* V [[buffer(0)]],
+    device const float* V [[buffer(0)]],
     device const int* order [[buffer(1)]],
     device const int* exponents [[buffer(2)]],
-    device T* Q [[buffer(3)]],
+    device float* Q [[buffer(3)]],
     constant long& size [[buffer(4)]],
     constant long& n [[buffer(5)]],
     constant long& padded [[buffer(6)]],
@@ -380,19 +384,3 @@ kernel void eigh_columns(
   const float value = V[(matrix * padded + row) * padded + order[matrix * n + index % n]];
   Q[index] = exponents[matrix] == kPoisoned ? NAN : value;
 }
-
-#define INSTANTIATE(function, parameter)                      \
-  template [[host_name(#function "_" #parameter)]] [[kernel]] \
-  decltype(function<parameter>) function<parameter>;
-
-INSTANTIATE(eigh_simdgroup, 8)
-INSTANTIATE(eigh_simdgroup, 16)
-INSTANTIATE(eigh_simdgroup, 32)
-INSTANTIATE(eigh_threadgroup, float)
-INSTANTIATE(eigh_row_max, float)
-INSTANTIATE(eigh_pad, float)
-INSTANTIATE(eigh_block, float)
-INSTANTIATE(eigh_rotate_rows, float)
-INSTANTIATE(eigh_rotate_columns, float)
-INSTANTIATE(eigh_order, float)
-INSTANTIATE(eigh_columns, float)

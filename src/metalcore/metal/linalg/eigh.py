@@ -1,127 +1,97 @@
 # SPDX-License-Identifier: MIT
-"""Launches of eigh and eigvalsh."""
-
-from typing import Any
+"""Programs of eigh and eigvalsh."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import (
-    MSL_TYPE,
-    SIMD_WIDTH,
-    Call,
-    Launch,
-    Planned,
-    Step,
-    metal_kernel,
-    round_up,
-)
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, Value, round_up
 
 FILE = "linalg/eigh.metal"
-BLOCK = 32
+# Rows of a block, and of a strip that a simdgroup rotates.
+BLOCK, STRIP = 32, 16
+# Rows of a matrix that fits the memory of a threadgroup, as a pair of blocks does.
 PAIR = 2 * BLOCK
-STRIP = 16
 
 
 @metal_kernel("eigh")
-def plan(policy: Values, A: Tensor, upper: bool) -> Planned | None:
-    return _plan(policy, A, upper, vectors=True)
+def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer, Buffer]:
+    L, Q, info = _decompose(p, a.A, a.upper, vectors=True)
+    return p.rounded(L, a.A.dtype), p.rounded(Q, a.A.dtype), info
 
 
 @metal_kernel("eigvalsh")
-def plan_values(policy: Values, A: Tensor, upper: bool) -> Planned | None:
-    planned = _plan(policy, A, upper, vectors=False)
-    if planned is None:
-        return None
-    steps, (L, _, info) = planned
-    return steps, (L, info)
+def plan_values(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    L, _, info = _decompose(p, a.A, a.upper, vectors=False)
+    return p.rounded(L, a.A.dtype), info
 
 
-def _plan(policy: Values, A: Tensor, upper: bool, vectors: bool) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    a = (A.mT if upper else A).float().contiguous()
-    n = a.shape[-1]
-    L = a.new_empty(a.shape[:-1])
-    Q = torch.empty_like(a) if vectors else L
-    info = a.new_zeros(a.shape[:-2], dtype=torch.int32)
-    batch = info.numel()
-    steps: list[Step] = []
-    if a.numel() == 0:
-        pass
-    elif n <= SIMD_WIDTH:
+def _decompose(p: Program, A: Buffer, upper: bool, vectors: bool) -> tuple[Buffer, Buffer, Buffer]:
+    """L, Q and info; without `vectors` Q stands for nothing."""
+    n = A.shape[-1]
+    L, Q = p.new(A.shape[:-1]), p.new(A.shape if vectors else (1,))
+    info = p.new(A.shape[:-2], torch.int32)
+    if A.numel == 0:
+        p.fill(info, 0.0)
+        return L, Q, info
+    a, batch = p.dense(A.mT if upper else A, torch.float32), info.numel
+    if n <= SIMD_WIDTH:
         lanes = next(size for size in (8, 16, 32) if n <= size)
         groups = -(-batch * lanes // SIMD_WIDTH)
-        small = (a, L, Q, info, batch, n, int(vectors))
-        steps.append(_launch("eigh_simdgroup", small, groups, SIMD_WIDTH, str(lanes)))
+        small = (a, L, Q, info, batch, n)
+        _launch(p, "eigh_simdgroup", (lanes, vectors), small, groups, SIMD_WIDTH)
     elif n <= PAIR:
-        middle = (a, L, Q, info, n, int(vectors))
-        steps.append(_launch("eigh_threadgroup", middle, batch, policy["threads"]))
+        middle = (a, L, Q, info, n)
+        _launch(p, "eigh_threadgroup", (PAIR, vectors), middle, batch, p.policy["threads"])
     else:
-        steps += _blocked(policy, a, L, Q, info, vectors)
-    if A.dtype == torch.float32:
-        return steps, (L, Q, info)
-    rounded = [torch.empty_like(x, dtype=A.dtype) for x in (L, Q)]
-    steps += [Call(to.copy_, (x,)) for to, x in zip(rounded, (L, Q), strict=True)]
-    return steps, (*rounded, info)
+        _blocked(p, a, L, Q, info, vectors)
+    return L, Q, info
 
 
-def _blocked(
-    policy: Values, a: Tensor, L: Tensor, Q: Tensor, info: Tensor, vectors: bool
-) -> list[Step]:
+def _blocked(p: Program, a: Buffer, L: Buffer, Q: Buffer, info: Buffer, vectors: bool) -> None:
     """Sweeps over the pairs of blocks. Where a pair has nothing to rotate, its launches return at
     once: their number is fixed, and what they do is up to the matrix."""
-    n, batch = a.shape[-1], info.numel()
+    n, batch, threads = a.shape[-1], info.numel, p.policy["threads"]
     padded = round_up(n, PAIR)
     blocks = padded // BLOCK
     pairs, rounds, strips = blocks // 2, blocks - 1, padded // STRIP
-    W, V = (a.new_empty(batch, padded, padded) for _ in range(2))
-    largest, squares = a.new_empty(batch, n), a.new_empty(batch, padded)
-    J = a.new_empty(batch, pairs, PAIR, PAIR)
-    exponents, active = info.new_empty(batch), info.new_empty(batch, rounds, pairs)
-    order = info.new_empty(batch, n)
-    steps: list[Step] = [
-        _launch("eigh_row_max", (a, largest, n), batch * n, SIMD_WIDTH),
-        _launch(
-            "eigh_pad",
-            (a, largest, W, V, squares, exponents, n, padded),
-            batch * padded,
-            SIMD_WIDTH,
-        ),
-    ]
-    for _ in range(policy["sweeps"]):
+    W = p.new((batch, padded, padded))
+    V = p.new(W.shape if vectors else (1,))
+    largest, squares = p.new((batch, n)), p.new((batch, padded))
+    J = p.new((batch, pairs, PAIR, PAIR))
+    exponents, order = p.new((batch,), torch.int32), p.new((batch, n), torch.int32)
+    active = p.new((rounds, batch, pairs), torch.int32)
+    _launch(p, "eigh_row_max", (), (a, largest, n), batch * n, SIMD_WIDTH)
+    pad = (a, largest, W, V, squares, exponents, n, padded)
+    _launch(p, "eigh_pad", (vectors,), pad, batch * padded, SIMD_WIDTH)
+    for _ in range(p.policy["sweeps"]):
         for turn in range(rounds):
-            block = (W, squares, J, active, n, padded, turn, policy["block_sweeps"])
-            steps += [
-                _launch("eigh_block", block, batch * pairs, policy["threads"]),
-                _launch(
-                    "eigh_rotate_rows",
-                    (W, J, active, padded, turn),
-                    batch * pairs * strips,
-                    SIMD_WIDTH,
-                ),
-                _launch(
-                    "eigh_rotate_columns",
-                    (W, V, J, active, padded, turn, int(vectors)),
-                    batch * pairs * strips * (1 + vectors),
-                    SIMD_WIDTH,
-                ),
-            ]
-    ends = (W, exponents, active, L, order, info, batch, n, padded, rounds * pairs)
-    steps.append(_launch("eigh_order", ends, -(-batch * n // SIMD_WIDTH), SIMD_WIDTH))
+            found = active[turn]
+            block = (W, squares, J, found, n, padded, turn, p.policy["block_sweeps"])
+            _launch(p, "eigh_block", (BLOCK,), block, batch * pairs, threads)
+            rows = (W, J, found, W, padded, turn)
+            groups = batch * pairs * strips
+            _launch(p, "eigh_rotate_rows", (BLOCK, STRIP), rows, groups, SIMD_WIDTH)
+            columns = (W, V, J, found, W, V, padded, turn)
+            variant = (BLOCK, STRIP, vectors)
+            groups *= 1 + vectors
+            _launch(p, "eigh_rotate_columns", variant, columns, groups, SIMD_WIDTH)
+    ends = (W, exponents, active, L, order, info, batch, n, padded, rounds, pairs)
+    _launch(p, "eigh_order", (), ends, -(-batch * n // SIMD_WIDTH), SIMD_WIDTH)
     if vectors:
         # one Newton step, V (3 - V^T V) / 2, takes back what rounding did to lengths and angles
-        straight = torch.empty_like(V)
-        steps.append(Call(torch.bmm, (V.mT, V), {"out": W}))
-        steps.append(Call(torch.baddbmm, (V, V, W), {"beta": 1.5, "alpha": -0.5, "out": straight}))
-        size, group = Q.numel(), policy["threads"]
-        columns = (straight, order, exponents, Q, size, n, padded)
-        steps.append(_launch("eigh_columns", columns, -(-size // group), group))
-    return steps
+        p.matmul(W, V.mT, V)
+        straight = p.new_like(V)
+        p.matmul(straight, V, W, alpha=-0.5, beta=1.5, add=V)
+        last = (straight, order, exponents, Q, Q.numel, n, padded)
+        _launch(p, "eigh_columns", (), last, -(-Q.numel // threads), threads)
 
 
 def _launch(
-    function: str, args: tuple[Any, ...], groups: int, group: int, variant: str = "float"
-) -> Launch:
-    return Launch(FILE, function, variant, args, (groups * group, 1, 1), (group, 1, 1))
+    p: Program,
+    function: str,
+    variant: tuple[int, ...],
+    args: tuple[Value, ...],
+    groups: int,
+    group: int,
+) -> None:
+    p.launch(FILE, function, variant, args, groups * group, group)

@@ -88,16 +88,3 @@ kernel void apply_householder_right(
     Y[row * n + j] = T(float(A[row * n + j]) - dot * float(v[matrix * n + j]));
   }
 }
-
-#define INSTANTIATE(function, T)                      \
-  template [[host_name(#function "_" #T)]] [[kernel]] \
-  decltype(function<T>) function<T>;
-
-#define INSTANTIATE_ALL(T)               \
-  INSTANTIATE(householder_vector, T)     \
-  INSTANTIATE(apply_householder_left, T) \
-  INSTANTIATE(apply_householder_right, T)
-
-INSTANTIATE_ALL(float)
-INSTANTIATE_ALL(half)
-INSTANTIATE_ALL(bfloat)

@@ -3,8 +3,9 @@
 //
 // lu_simdgroup: m, n <= WIDTH, one matrix per WIDTH lanes, a row in each lane's registers.
 // lu_threadgroup: m, n <= 64, one matrix per threadgroup of 64 threads, in threadgroup memory.
-// Larger ones in panels of up to 32 columns: lu_panel factors a panel, lu_columns swaps the rows of
-// all other columns and solves with the panel's L; a matrix product does the rest.
+// Larger ones in panels of up to PANEL columns: lu_panel factors a panel, lu_columns orders the
+// rows of all other columns and solves with the panel's L; a matrix product does the rest, and
+// lu_finish takes L and U apart. lu_permutation: P.
 
 #include "lu.h"
 
@@ -42,7 +43,7 @@ inline void write_factors(
   }
 }
 
-template <int WIDTH>
+template <int WIDTH, int SIMDGROUPS>
 kernel void lu_simdgroup(
     device const float* A [[buffer(0)]],
     device long* rows [[buffer(1)]],
@@ -55,8 +56,8 @@ kernel void lu_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[4224];
-  threadgroup int orders[128];
+  threadgroup float tiles[SIMDGROUPS * 1056];
+  threadgroup int orders[SIMDGROUPS * 32];
   threadgroup float* tile = tiles + simdgroup * 1056;
   threadgroup int* order = orders + simdgroup * 32;
   const long first = long(thread_index / 32) * (32 / WIDTH);
@@ -98,12 +99,11 @@ kernel void lu_simdgroup(
   }
 }
 
-template <typename T>
 kernel void lu_threadgroup(
-    device const T* A [[buffer(0)]],
+    device const float* A [[buffer(0)]],
     device long* rows [[buffer(1)]],
-    device T* L [[buffer(2)]],
-    device T* U [[buffer(3)]],
+    device float* L [[buffer(2)]],
+    device float* U [[buffer(3)]],
     device int* info [[buffer(4)]],
     constant long& m [[buffer(5)]],
     constant long& n [[buffer(6)]],
@@ -135,27 +135,42 @@ kernel void lu_threadgroup(
   }
 }
 
-// Factors the columns panel[j] [height] of one matrix per threadgroup; they are columns first.. of
-// A, from row `first` on. Each thread has the rows of its own that are a threadgroup's size apart.
-template <typename T>
+// Factors columns first..last of A [m, n] from row `first` on, one matrix per threadgroup, into the
+// columns panel[j]. Each thread has the rows of its own that are a threadgroup's size apart. Step p
+// swaps rows p and pivots[p]. `rows` and info may be those from before the panel.
+template <int PANEL>
 kernel void lu_panel(
-    device T* panel [[buffer(0)]],
-    device int* pivots [[buffer(1)]],
-    device long* rows [[buffer(2)]],
-    device int* info [[buffer(3)]],
-    constant long& height [[buffer(4)]],
-    constant long& width [[buffer(5)]],
-    constant long& first [[buffer(6)]],
+    device const float* A [[buffer(0)]],
+    device const long* rows_before [[buffer(1)]],
+    device const int* info_before [[buffer(2)]],
+    device float* panel [[buffer(3)]],
+    device int* pivots [[buffer(4)]],
+    device long* rows [[buffer(5)]],
+    device int* info [[buffer(6)]],
+    constant long& m [[buffer(7)]],
+    constant long& n [[buffer(8)]],
+    constant long& first [[buffer(9)]],
+    constant long& last [[buffer(10)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float found[64];
   threadgroup int place[64];
+  const long height = m - first;
   const int h = int(height);
-  const int w = int(width);
+  const int w = int(last - first);
   const uint lane = thread_index % 32;
-  panel += matrix * height * width;
-  rows += matrix * (first + height) + first;
+  A += matrix * m * n + first * (n + 1);
+  panel += matrix * height * w;
+  rows_before += matrix * m + first;
+  rows += matrix * m + first;
+  for (int i = thread_index; i < h; i += threads) {
+    for (int j = 0; j < w; ++j) {
+      panel[j * height + i] = A[i * n + j];
+    }
+    rows[i] = first == 0 ? i : rows_before[i];
+  }
+  int failed = first == 0 ? 0 : info_before[matrix];
   for (int p = 0; p < min(h, w); ++p) {
     device float* column = panel + p * height;
     float largest = -1.0f;
@@ -197,74 +212,111 @@ kernel void lu_panel(
         }
       }
     }
+    failed = failed == 0 && pivot == 0.0f ? int(first) + p + 1 : failed;
     if (thread_index == 0) {
-      pivots[matrix * 32 + p] = q;
+      pivots[matrix * PANEL + p] = q;
       const long row = rows[p];
       rows[p] = rows[q];
       rows[q] = row;
-      if (pivot == 0.0f && info[matrix] == 0) {
-        info[matrix] = int(first) + p + 1;
-      }
     }
+  }
+  if (thread_index == 0) {
+    info[matrix] = failed;
   }
 }
 
 // Swaps rows of the columns of A [m, n] beside the panel of columns first..last, and turns those
-// after it into U = L^-1 A. One thread per column.
-template <typename T>
+// after it into U = L^-1 A. One thread per column. LU may be A.
+template <int PANEL>
 kernel void lu_columns(
     device const int* pivots [[buffer(0)]],
-    device T* A [[buffer(1)]],
-    constant long& m [[buffer(2)]],
-    constant long& n [[buffer(3)]],
-    constant long& first [[buffer(4)]],
-    constant long& last [[buffer(5)]],
+    device const float* A [[buffer(1)]],
+    device float* LU [[buffer(2)]],
+    constant long& m [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    constant long& first [[buffer(5)]],
+    constant long& last [[buffer(6)]],
     uint2 position [[thread_position_in_grid]],
     uint2 in_group [[thread_position_in_threadgroup]],
     uint2 group [[threads_per_threadgroup]]) {
-  threadgroup float L[1024];
-  device float* top = A + position.y * m * n + first * n;
-  const int w = int(last - first);
-  const int steps = int(min(last, m) - first);
+  threadgroup float L[PANEL * PANEL];
+  const int steps = int(last - first);
+  const long top = position.y * m * n + first * n;
+  A += top;
   for (int e = in_group.x; e < steps * steps; e += group.x) {
-    L[e] = top[e / steps * n + first + e % steps];
+    L[e] = A[e / steps * n + first + e % steps];
   }
   // the panel's L is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const long column = position.x;
-  if (column >= n || (column >= first && column < first + w)) {
+  if (column >= n || (column >= first && column < last)) {
     return;
   }
+  A += column;
+  LU += top + column;
+  pivots += position.y * PANEL;
   for (int p = 0; p < steps; ++p) {
-    const int q = pivots[position.y * 32 + p];
-    const float value = top[p * n + column];
-    top[p * n + column] = top[q * n + column];
-    top[q * n + column] = value;
+    LU[p * n] = A[p * n];
+    LU[pivots[p] * n] = A[pivots[p] * n];
+  }
+  for (int p = 0; p < steps; ++p) {
+    const int q = pivots[p];
+    const float value = LU[p * n];
+    LU[p * n] = LU[q * n];
+    LU[q * n] = value;
   }
   if (column >= last) {
-    float x[32];
+    float x[PANEL];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < PANEL; ++i) {
       if (i < steps) {
-        float sum = top[i * n + column];
+        float sum = LU[i * n];
 #pragma unroll
         for (int j = 0; j < i; ++j) {
           sum -= L[i * steps + j] * x[j];
         }
         x[i] = sum;
-        top[i * n + column] = sum;
+        LU[i * n] = sum;
       }
     }
   }
 }
 
-#define INSTANTIATE(function, variant)              \
-  template [[host_name(#function "_" #variant)]] [[ \
-      kernel]] decltype(function<variant>) function<variant>;
+// L and U of A, which has both, one thread per value of it.
+kernel void lu_finish(
+    device const float* A [[buffer(0)]],
+    device float* L [[buffer(1)]],
+    device float* U [[buffer(2)]],
+    constant long& m [[buffer(3)]],
+    constant long& n [[buffer(4)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint column = position.x;
+  const uint row = position.y;
+  const uint k = uint(min(m, n));
+  if (column >= uint(n)) {
+    return;
+  }
+  const float value = A[(position.z * m + row) * n + column];
+  if (column < k) {
+    const long at = (position.z * m + row) * k + column;
+    L[at] = column < row ? value : column == row ? 1.0f : 0.0f;
+  }
+  if (row < k) {
+    U[(position.z * k + row) * n + column] = column < row ? 0.0f : value;
+  }
+}
 
-INSTANTIATE(lu_simdgroup, 8)
-INSTANTIATE(lu_simdgroup, 16)
-INSTANTIATE(lu_simdgroup, 32)
-INSTANTIATE(lu_threadgroup, float)
-INSTANTIATE(lu_panel, float)
-INSTANTIATE(lu_columns, float)
+// Column i of P has its one in row rows[i]. One thread per value.
+template <typename T>
+kernel void lu_permutation(
+    device const long* rows [[buffer(0)]],
+    device T* P [[buffer(1)]],
+    constant long& m [[buffer(2)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint column = position.x;
+  if (column < uint(m)) {
+    const long matrix = position.z;
+    const bool here = rows[matrix * m + column] == position.y;
+    P[(matrix * m + position.y) * m + column] = here ? T(1.0f) : T(0.0f);
+  }
+}

@@ -3,10 +3,12 @@
 // factors and quotients are pairs of floats: with rounded ones, what is small in W would be lost. A
 // pass takes six digits off the condition; rows that are zero are replaced by random ones.
 //
-// orthogonalize_gram: parts of W W^T, each over some columns of W. orthogonalize_factor: 32 columns
-// of L. orthogonalize_divide: L^-1 W. orthogonalize_excess: what is left of W W^T - I.
+// orthogonalize_load: W from A. orthogonalize_gram: parts of W W^T, each over some columns of W.
+// orthogonalize_factor: some columns of L. orthogonalize_divide: L^-1 W. orthogonalize_excess: what
+// is left of W W^T - I.
 
 #include "float_pairs.h"
+#include "reduce.h"
 
 // the square of the sine of an angle between a row and those before it, at least: smaller ones are
 // lost in the roundings of W W^T
@@ -15,6 +17,32 @@ constant float kFloor = 0x1p-40f;
 constant float kZero = 0x1p-80f;
 // more than this is left of W W^T - I only where the condition is too large for all passes
 constant float kFar = 0x1p-8f;
+
+// Row k of W: column k of A [M, K] with a largest value of 1. One threadgroup per row.
+template <typename T>
+kernel void orthogonalize_load(
+    device const T* A [[buffer(0)]],
+    device float* W [[buffer(1)]],
+    constant long& K [[buffer(2)]],
+    constant long& M [[buffer(3)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint2 position [[thread_position_in_threadgroup]],
+    uint2 threads [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  const uint rows = uint(M);
+  const uint columns = uint(K);
+  A += group.y * M * K + group.x;
+  W += (group.y * K + group.x) * M;
+  float largest = 0.0f;
+  for (uint i = position.x; i < rows; i += threads.x) {
+    largest = max(largest, abs(float(A[i * columns])));
+  }
+  largest = threadgroup_max(largest, scratch, position.x, threads.x);
+  const float scale = largest != 0.0f ? largest : 1.0f;
+  for (uint i = position.x; i < rows; i += threads.x) {
+    W[i] = float(A[i * columns]) / scale;
+  }
+}
 
 // Entry (i, j) of W W^T, the sum of its parts.
 inline two_floats gram_entry(device const float* parts, long count, long K, long i, long j) {
@@ -26,8 +54,8 @@ inline two_floats gram_entry(device const float* parts, long count, long K, long
   return sum;
 }
 
-// A tile of 16 x 16 entries on or below the diagonal, over `share` columns of W: one threadgroup.
-// The high and the low parts of all entries follow each other.
+// A tile of TILE x TILE entries on or below the diagonal, over `share` columns of W: one
+// threadgroup. The high and the low parts of all entries follow each other.
 template <int TILE>
 kernel void orthogonalize_gram(
     device const float* W [[buffer(0)]],
@@ -38,8 +66,8 @@ kernel void orthogonalize_gram(
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint3 position [[thread_position_in_threadgroup]]) {
-  threadgroup float rows[528];
-  threadgroup float columns[528];
+  threadgroup float rows[TILE * 33];
+  threadgroup float columns[TILE * 33];
   // tile t of the triangle, by rows
   long top = 0;
   while ((top + 1) * (top + 2) / 2 <= long(group.x)) {
@@ -88,27 +116,32 @@ inline void put(threadgroup float* high, threadgroup float* low, uint i, two_flo
   low[i] = x.low;
 }
 
-// Columns first.. of L, 32 of them, from those before: a threadgroup takes the rows of the diagonal
-// block and 32 of those below, of which it writes its own.
+// Columns first.. of L, BLOCK of them, from those before: a threadgroup takes the rows of the
+// diagonal block and BLOCK of those below, of which it writes its own.
 template <int BLOCK>
 kernel void orthogonalize_factor(
     device const float* parts [[buffer(0)]],
-    device float* L [[buffer(1)]],
-    device float* low [[buffer(2)]],
-    device int* zeros [[buffer(3)]],
-    constant long& count [[buffer(4)]],
-    constant long& K [[buffer(5)]],
-    constant long& first [[buffer(6)]],
+    device const float* L [[buffer(1)]],
+    device const float* low [[buffer(2)]],
+    device float* L_next [[buffer(3)]],
+    device float* low_next [[buffer(4)]],
+    device int* zeros [[buffer(5)]],
+    constant long& count [[buffer(6)]],
+    constant long& K [[buffer(7)]],
+    constant long& first [[buffer(8)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 position [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float c[2112];
-  threadgroup float c_low[2112];
-  threadgroup float lengths[32];
+  constexpr uint LD = BLOCK + 1;
+  threadgroup float c[2 * BLOCK * (BLOCK + 1)];
+  threadgroup float c_low[2 * BLOCK * (BLOCK + 1)];
+  threadgroup float lengths[BLOCK];
   const uint thread_index = position.x;
   parts += group.y * count * 2 * K * K;
   L += group.y * K * K;
   low += group.y * K * K;
+  L_next += group.y * K * K;
+  low_next += group.y * K * K;
   zeros += group.y * K;
   const long below = first + (group.x + 1) * BLOCK;
   const uint width = uint(min(long(BLOCK), K - first));
@@ -128,12 +161,12 @@ kernel void orthogonalize_factor(
         x = less_product(x, y, {L[column * K + k], low[column * K + k]});
       }
     }
-    put(c, c_low, r * 33 + e % BLOCK, x);
+    put(c, c_low, r * LD + e % BLOCK, x);
   }
   for (uint k = 0; k < width; ++k) {
     // column k is as the step before left it
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const two_floats pivot = get(c, c_low, k * 33 + k);
+    const two_floats pivot = get(c, c_low, k * LD + k);
     const two_floats floor = {kFloor * lengths[k], 0.0f};
     const two_floats one = {1.0f, 0.0f};
     const bool zero = lengths[k] < kZero;
@@ -144,8 +177,8 @@ kernel void orthogonalize_factor(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint r = k + thread_index; r < height; r += threads.x) {
       const two_floats none = {0.0f, 0.0f};
-      const two_floats x = lost ? none : divided(get(c, c_low, r * 33 + k), diagonal);
-      put(c, c_low, r * 33 + k, r == k ? diagonal : x);
+      const two_floats x = lost ? none : divided(get(c, c_low, r * LD + k), diagonal);
+      put(c, c_low, r * LD + k, r == k ? diagonal : x);
     }
     if (thread_index == 0 && group.x == 0) {
       zeros[first + k] = zero ? 1 : 0;
@@ -156,9 +189,9 @@ kernel void orthogonalize_factor(
       const uint r = e / BLOCK;
       const uint j = e % BLOCK;
       if (j > k && j < width && r >= j) {
-        const two_floats left = get(c, c_low, r * 33 + k);
-        const two_floats right = get(c, c_low, j * 33 + k);
-        put(c, c_low, r * 33 + j, less_product(get(c, c_low, r * 33 + j), left, right));
+        const two_floats left = get(c, c_low, r * LD + k);
+        const two_floats right = get(c, c_low, j * LD + k);
+        put(c, c_low, r * LD + j, less_product(get(c, c_low, r * LD + j), left, right));
       }
     }
   }
@@ -167,8 +200,8 @@ kernel void orthogonalize_factor(
     const long row = r < BLOCK ? first + r : below + r - BLOCK;
     const long column = first + e % BLOCK;
     if ((r >= BLOCK || group.x == 0) && row < K && column <= row && column < K) {
-      L[row * K + column] = c[r * 33 + e % BLOCK];
-      low[row * K + column] = c_low[r * 33 + e % BLOCK];
+      L_next[row * K + column] = c[r * LD + e % BLOCK];
+      low_next[row * K + column] = c_low[r * LD + e % BLOCK];
     }
   }
 }
@@ -207,27 +240,29 @@ inline void load_tile(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// W = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of it
-// at a time in registers. `W_low` has the low parts of those before.
+// next = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of
+// it at a time in registers. `next_low` has the low parts of those before.
 template <int ROWS>
 kernel void orthogonalize_divide(
-    device float* W [[buffer(0)]],
-    device float* W_low [[buffer(1)]],
-    device const float* L [[buffer(2)]],
-    device const float* low [[buffer(3)]],
-    device const int* zeros [[buffer(4)]],
-    constant long& K [[buffer(5)]],
-    constant long& M [[buffer(6)]],
+    device const float* W [[buffer(0)]],
+    device const float* L [[buffer(1)]],
+    device const float* low [[buffer(2)]],
+    device const int* zeros [[buffer(3)]],
+    device float* next [[buffer(4)]],
+    device float* next_low [[buffer(5)]],
+    constant long& K [[buffer(6)]],
+    constant long& M [[buffer(7)]],
     uint2 position [[thread_position_in_grid]],
     uint2 own_place [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float tile[512];
-  threadgroup float tile_low[512];
+  threadgroup float tile[ROWS * 32];
+  threadgroup float tile_low[ROWS * 32];
   const long m = position.x;
   const bool inside = m < M;
   const uint thread_index = own_place.x;
   W += position.y * K * M + m;
-  W_low += position.y * K * M + m;
+  next += position.y * K * M + m;
+  next_low += position.y * K * M + m;
   L += position.y * K * K;
   low += position.y * K * K;
   zeros += position.y * K;
@@ -242,7 +277,7 @@ kernel void orthogonalize_divide(
       load_tile<ROWS>(L, low, tile, tile_low, K, first, column, thread_index, threads.x);
       for (uint k = 0; k < 32 && column + k < first; ++k) {
         const long at = (column + k) * M;
-        const two_floats y = {inside ? W[at] : 0.0f, inside ? W_low[at] : 0.0f};
+        const two_floats y = {inside ? next[at] : 0.0f, inside ? next_low[at] : 0.0f};
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
           x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), y);
@@ -260,8 +295,8 @@ kernel void orthogonalize_divide(
         }
         if (inside) {
           const long at = (first + k) * M;
-          W[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
-          W_low[at] = x[k].low;
+          next[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
+          next_low[at] = x[k].low;
         }
       }
     }
@@ -269,10 +304,9 @@ kernel void orthogonalize_divide(
 }
 
 // P: what of W is to be subtracted, P W, to make W W^T the identity; one thread per entry.
-template <typename T>
 kernel void orthogonalize_excess(
-    device const T* parts [[buffer(0)]],
-    device T* P [[buffer(1)]],
+    device const float* parts [[buffer(0)]],
+    device float* P [[buffer(1)]],
     constant long& count [[buffer(2)]],
     constant long& K [[buffer(3)]],
     constant long& values [[buffer(4)]],
@@ -290,12 +324,3 @@ kernel void orthogonalize_excess(
   // what the passes could not make orthonormal shall not look as if they had
   P[index] = abs(excess) < kFar ? excess : NAN;
 }
-
-#define INSTANTIATE(function, variant)              \
-  template [[host_name(#function "_" #variant)]] [[ \
-      kernel]] decltype(function<variant>) function<variant>;
-
-INSTANTIATE(orthogonalize_gram, 16)
-INSTANTIATE(orthogonalize_factor, 32)
-INSTANTIATE(orthogonalize_divide, 16)
-INSTANTIATE(orthogonalize_excess, float)

@@ -1,67 +1,57 @@
 # SPDX-License-Identifier: MIT
-"""Launches of orthogonalize."""
+"""Programs of orthogonalize."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Call, Launch, Planned, Step, metal_kernel, round_up
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import MSL_TYPE, Arguments, Buffer, Program, round_up
 
 FILE = "linalg/orthogonalize.metal"
-# Sides of a tile of the Gram matrix, and columns that a launch factors.
-_TILE, _BLOCK = 16, 32
+# Sides of a tile of the Gram matrix, columns that a launch factors, and rows that are divided at
+# once.
+_TILE, _BLOCK, _ROWS = 16, 32, 16
 
 
 @metal_kernel("orthogonalize")
-def plan(policy: Values, A: Tensor) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    Q = A.new_empty(A.shape)
-    if A.numel() == 0:
-        return [], Q
-    M, K = A.shape[-2:]
-    a = A.float().reshape(-1, M, K)
-    batch = a.shape[0]
-    W, next_W = (a.new_empty(batch, K, M) for _ in range(2))
-    L, low, P = (a.new_empty(batch, K, K) for _ in range(3))
-    zeros = torch.empty(batch, K, dtype=torch.int32, device=A.device)
-    share = policy["gram_rows"]
-    count = -(-M // share)
-    parts = a.new_empty(batch, count, 2, K, K)
-    tiles = -(-K // _TILE)
-    threads = policy["threads"]
-
-    def gram(of: Tensor) -> Launch:
-        grid = (tiles * (tiles + 1) // 2 * _TILE * _TILE, count, batch)
-        group = (_TILE * _TILE, 1, 1)
-        return Launch(FILE, "orthogonalize_gram", "16", (of, parts, K, M, share), grid, group)
-
-    steps: list[Step] = [Call(_load, (a, W))]
-    for _ in range(policy["passes"]):
-        steps.append(gram(W))
+def plan(p: Program, a: Arguments) -> Buffer:
+    Q = p.new_like(a.A)
+    if Q.numel == 0:
+        return Q
+    M, K = Q.shape[-2:]
+    batch, threads = Q.numel // (M * K), p.policy["threads"]
+    W, spare = (p.new((batch, K, M)) for _ in range(2))
+    load, variant = (p.dense(a.A), W, K, M), (MSL_TYPE[Q.dtype],)
+    p.launch(FILE, "orthogonalize_load", variant, load, (K * threads, batch, 1), threads)
+    L, low, P = (p.new((batch, K, K)) for _ in range(3))
+    zeros = p.new((batch, K), torch.int32)
+    count = -(-M // p.policy["gram_rows"])
+    parts = p.new((batch, count, 2, K, K))
+    for _ in range(p.policy["passes"]):
+        _gram(p, W, parts)
         for first in range(0, K, _BLOCK):
             below = max(1, -(-(K - first - _BLOCK) // _BLOCK))
-            factor = (parts, L, low, zeros, count, K, first)
+            factor = (parts, L, low, L, low, zeros, count, K, first)
             grid = (below * threads, batch, 1)
-            group = (threads, 1, 1)
-            steps.append(Launch(FILE, "orthogonalize_factor", "32", factor, grid, group))
-        group = (policy["divide_threads"], 1, 1)
-        grid = (round_up(M, group[0]), batch, 1)
-        divide = (W, next_W, L, low, zeros, K, M)
-        steps.append(Launch(FILE, "orthogonalize_divide", "16", divide, grid, group))
-    for _ in range(policy["corrections"]):
-        steps.append(gram(W))
-        excess = (parts, P, count, K, P.numel())
-        grid = (round_up(P.numel(), threads), 1, 1)
-        group = (threads, 1, 1)
-        steps.append(Launch(FILE, "orthogonalize_excess", "float", excess, grid, group))
-        steps.append(Call(torch.baddbmm, (W, P, W), {"alpha": -1, "out": next_W}))
-        W, next_W = next_W, W
-    steps.append(Call(Q.copy_, (W.mT.view(A.shape),)))
-    return steps, Q
+            p.launch(FILE, "orthogonalize_factor", (_BLOCK,), factor, grid, threads)
+        group = p.policy["divide_threads"]
+        divide = (W, L, low, zeros, W, spare, K, M)
+        grid = (round_up(M, group), batch, 1)
+        p.launch(FILE, "orthogonalize_divide", (_ROWS,), divide, grid, group)
+    for _ in range(p.policy["corrections"]):
+        _gram(p, W, parts)
+        excess = (parts, P, count, K, P.numel)
+        p.launch(FILE, "orthogonalize_excess", (), excess, round_up(P.numel, threads), threads)
+        p.matmul(spare, P, W, alpha=-1.0, beta=1.0, add=W)
+        W, spare = spare, W
+    p.copy(Q.view(batch, M, K), W.mT)
+    return Q
 
 
-def _load(A: Tensor, W: Tensor) -> None:
-    """The columns of A as rows, with a largest value of 1."""
-    largest = A.abs().amax(-2, keepdim=True)
-    W.copy_((A / largest.where(largest != 0, 1.0)).mT)
+def _gram(p: Program, W: Buffer, parts: Buffer) -> None:
+    """The parts of W W^T."""
+    batch, K, M = W.shape
+    tiles = -(-K // _TILE)
+    args = (W, parts, K, M, p.policy["gram_rows"])
+    group = _TILE * _TILE
+    grid = (tiles * (tiles + 1) // 2 * group, parts.shape[1], batch)
+    p.launch(FILE, "orthogonalize_gram", (_TILE,), args, grid, group)

@@ -5,13 +5,13 @@
 // qr_simdgroup: up to 32 rows and columns; a column stands in the registers of a lane, which get
 // the reflector by shuffles. qr_threadgroup: a matrix in threadgroup memory, its columns dealt out
 // to simdgroups. Larger ones: qr_scale once, then qr_panel for each 32 columns, whose reflectors
-// matrix products apply to the rest.
+// matrix products apply to the rest; qr_finish takes R out of what they leave.
 
 #include "householder.h"
 
-// SHARE matrices per simdgroup, SIZE lanes each. They are contiguous, so they are read and written
-// through threadgroup memory: 4096 = 4 simdgroups * 32 * 32.
-template <int SIZE>
+// SHARE matrices per simdgroup, SIZE lanes each, and at most SIMDGROUPS of them per threadgroup.
+// They are contiguous, so they are read and written through threadgroup memory.
+template <int SIZE, int SIMDGROUPS>
 kernel void qr_simdgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
@@ -25,7 +25,7 @@ kernel void qr_simdgroup(
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   constexpr int SHARE = 32 / SIZE;
-  threadgroup float tiles[4096];
+  threadgroup float tiles[SIMDGROUPS * 32 * SIZE];
   threadgroup float* tile = tiles + simdgroup * 32 * SIZE;
   const long first = long(thread_index / 32) * SHARE;
   const int count = int(min(matrices - first, long(SHARE)));
@@ -113,10 +113,10 @@ kernel void qr_simdgroup(
   }
 }
 
-// One threadgroup per matrix of up to 64 reflectors, rows of an odd length: lanes that read a
-// column use a bank each. Every simdgroup finds the reflector by itself from the column as it is,
+// One threadgroup per matrix, in rows of an odd length: lanes that read a column use a bank each.
+// Every simdgroup finds the reflector by itself from the column as it is,
 // so a step needs one barrier; v is that column times `inverse`.
-template <int COLUMNS>
+template <int VALUES, int COLUMNS, int REFLECTORS>
 kernel void qr_threadgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
@@ -131,11 +131,11 @@ kernel void qr_threadgroup(
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float w[7680];
-  threadgroup float scales[256];
-  threadgroup float taus[64];
-  threadgroup float betas[64];
-  threadgroup float inverses[64];
+  threadgroup float w[VALUES];
+  threadgroup float scales[COLUMNS];
+  threadgroup float taus[REFLECTORS];
+  threadgroup float betas[REFLECTORS];
+  threadgroup float inverses[REFLECTORS];
   const int rows = int(m);
   const int columns = int(n);
   const int width = int(q_columns);
@@ -278,19 +278,21 @@ kernel void qr_scale(
   }
 }
 
-// One threadgroup factors the columns first.. of W from row `first` on, up to 32 of them: a lane
-// per column, and the rows dealt out to simdgroups. Also V, dense, and the T of I - V T V^T.
+// One threadgroup factors the columns first.. of A from row `first` on, up to 32 of them: a lane
+// per column, and the rows dealt out to simdgroups. W, which may be A, gets R there and the tails
+// of the reflectors below it. Also V, dense, and the T of I - V T V^T.
 // One sweep over the rows applies reflector k and takes the dots of column k + 1 with all others:
 // those give the next reflector, what it does to later columns, and a column of T.
 template <int LANES>
 kernel void qr_panel(
-    device float* W [[buffer(0)]],
-    device float* V [[buffer(1)]],
-    device float* T [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& first [[buffer(5)]],
-    constant long& width [[buffer(6)]],
+    device const float* A [[buffer(0)]],
+    device float* W [[buffer(1)]],
+    device float* V [[buffer(2)]],
+    device float* T [[buffer(3)]],
+    constant long& m [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant long& first [[buffer(6)]],
+    constant long& width [[buffer(7)]],
     uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]],
@@ -303,7 +305,9 @@ kernel void qr_panel(
   const int columns = int(width);
   const int column = lane;
   const bool inside = column < columns;
-  device float* a = W + group * m * n + first * (n + 1) + column;
+  const long corner = group * m * n + first * (n + 1) + column;
+  A += corner;
+  W += corner;
   V += group * rows * width + column;
   for (int l = 0; simdgroup == 0 && l < LANES; ++l) {
     t[column * 33 + l] = 0.0f;
@@ -312,6 +316,8 @@ kernel void qr_panel(
   Reflector h = {0.0f, 0.0f, 0.0f};
   float pull = 0.0f;
   for (int k = -1; k < columns; ++k) {
+    // the sweep of k = 0 is the first that writes
+    device const float* a = k > 0 ? W : A;
     const int turn = (k + 1) % 2 * 1024;
     const ushort next = min(k + 1, LANES - 1);
     float dot = 0.0f;
@@ -324,7 +330,7 @@ kernel void qr_panel(
       if (k >= 0) {
         x = column > k ? x - pull * v : column < k ? x : i == k ? h.beta : v;
         if (inside && column >= k) {
-          a[i * n] = x;
+          W[i * n] = x;
         }
       }
       dot += i > k + 1 ? simd_shuffle(x, next) * x : 0.0f;
@@ -356,20 +362,29 @@ kernel void qr_panel(
   }
 
   for (int i = simdgroup; inside && i < rows; i += simdgroups) {
-    V[i * width] = i > column ? a[i * n] : i == column ? 1.0f : 0.0f;
+    V[i * width] = i > column ? W[i * n] : i == column ? 1.0f : 0.0f;
   }
   for (int l = 0; simdgroup == 0 && inside && l < columns; ++l) {
     T[(group * width + column) * width + l] = t[column * 33 + l];
   }
 }
 
-#define INSTANTIATE(function, SIZE)                      \
-  template [[host_name(#function "_" #SIZE)]] [[kernel]] \
-  decltype(function<SIZE>) function<SIZE>;
-
-INSTANTIATE(qr_simdgroup, 8)
-INSTANTIATE(qr_simdgroup, 16)
-INSTANTIATE(qr_simdgroup, 32)
-INSTANTIATE(qr_threadgroup, 256)
-INSTANTIATE(qr_scale, 32)
-INSTANTIATE(qr_panel, 32)
+// R = the upper triangle of W / scales, one thread per value.
+kernel void qr_finish(
+    device const float* W [[buffer(0)]],
+    device const float* scales [[buffer(1)]],
+    device float* R [[buffer(2)]],
+    constant long& m [[buffer(3)]],
+    constant long& r_rows [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint column = position.x;
+  const uint row = position.y;
+  if (column >= uint(n)) {
+    return;
+  }
+  W += position.z * m * n;
+  R += position.z * r_rows * n;
+  const uint at = row * uint(n) + column;
+  R[at] = row <= column ? W[at] / scales[position.z * n + column] : 0.0f;
+}

@@ -4,14 +4,14 @@
 // solve_simdgroup: n <= WIDTH, one matrix per WIDTH lanes, a row in each lane's registers.
 // solve_threadgroup: n <= 64, one matrix per threadgroup of 64 threads, in threadgroup memory.
 // Both read A once, and take up to 32 right sides at a time. solve_residual: B - A X, one thread
-// per value, in twice the precision.
+// per value, in twice the precision. solve_add: X + D, one thread per value.
 
 #include "lu.h"
 
 // Right sides that a lane holds in registers at a time.
 constant int COLUMNS = 4;
 
-template <int WIDTH>
+template <int WIDTH, int SIMDGROUPS>
 kernel void solve_simdgroup(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
@@ -23,8 +23,8 @@ kernel void solve_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[4224];
-  threadgroup int orders[128];
+  threadgroup float tiles[SIMDGROUPS * 1056];
+  threadgroup int orders[SIMDGROUPS * 32];
   threadgroup float* tile = tiles + simdgroup * 1056;
   threadgroup int* order = orders + simdgroup * 32;
   const long first = long(thread_index / 32) * (32 / WIDTH);
@@ -107,11 +107,10 @@ kernel void solve_simdgroup(
   }
 }
 
-template <typename T>
 kernel void solve_threadgroup(
-    device const T* A [[buffer(0)]],
-    device const T* B [[buffer(1)]],
-    device T* X [[buffer(2)]],
+    device const float* A [[buffer(0)]],
+    device const float* B [[buffer(1)]],
+    device float* X [[buffer(2)]],
     device int* info [[buffer(3)]],
     constant long& n [[buffer(4)]],
     constant long& k [[buffer(5)]],
@@ -185,12 +184,11 @@ kernel void solve_threadgroup(
 #include "float_pairs.h"
 
 // R = B - A X, summed up in pairs of floats: one thread per value.
-template <typename T>
 kernel void solve_residual(
-    device const T* A [[buffer(0)]],
-    device const T* X [[buffer(1)]],
-    device const T* B [[buffer(2)]],
-    device T* R [[buffer(3)]],
+    device const float* A [[buffer(0)]],
+    device const float* X [[buffer(1)]],
+    device const float* B [[buffer(2)]],
+    device float* R [[buffer(3)]],
     constant long& n [[buffer(4)]],
     constant long& k [[buffer(5)]],
     constant long& values [[buffer(6)]],
@@ -199,8 +197,8 @@ kernel void solve_residual(
   if (e >= values) {
     return;
   }
-  device const T* a = A + e / k * n;
-  device const T* x = X + e / (n * k) * (n * k) + e % k;
+  device const float* a = A + e / k * n;
+  device const float* x = X + e / (n * k) * (n * k) + e % k;
   two_floats sum = {B[e], 0.0f};
   for (long i = 0; i < n; ++i) {
     sum = accumulated(sum, -a[i], x[i * k]);
@@ -208,12 +206,14 @@ kernel void solve_residual(
   R[e] = sum.high + sum.low;
 }
 
-#define INSTANTIATE(function, variant)              \
-  template [[host_name(#function "_" #variant)]] [[ \
-      kernel]] decltype(function<variant>) function<variant>;
-
-INSTANTIATE(solve_simdgroup, 8)
-INSTANTIATE(solve_simdgroup, 16)
-INSTANTIATE(solve_simdgroup, 32)
-INSTANTIATE(solve_threadgroup, float)
-INSTANTIATE(solve_residual, float)
+// X = Y + D, where X may be Y.
+kernel void solve_add(
+    device const float* Y [[buffer(0)]],
+    device const float* D [[buffer(1)]],
+    device float* X [[buffer(2)]],
+    constant long& values [[buffer(3)]],
+    uint i [[thread_position_in_grid]]) {
+  if (i < values) {
+    X[i] = Y[i] + D[i];
+  }
+}

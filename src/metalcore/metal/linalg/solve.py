@@ -1,79 +1,60 @@
 # SPDX-License-Identifier: MIT
-"""Launches of solve."""
+"""Programs of solve."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Call, Launch, Planned, Step, metal_kernel, round_up
 from metalcore.metal.linalg import lu, trsm
+from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program, round_up
 
 FILE = "linalg/solve.metal"
 
 
-def _in_one_launch(A: Tensor, B: Tensor) -> tuple[Launch, Tensor, Tensor]:
-    """For n up to 64: X and info."""
+@metal_kernel("solve")
+def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    A, B = a.A, a.B
+    X, info = p.new(B.shape), p.new(B.shape[:-2], torch.int32)
+    if A.numel == 0:
+        p.fill(info, 0)
+    elif B.numel and B.shape[-2] <= lu.THREADGROUP_ROWS and not a.refine:
+        _in_one_launch(p, matrices(p, A), matrices(p, B), matrices(p, X), info)
+    else:
+        factors = lu.factor(p, matrices(p, A), info=info)
+        if B.numel:
+            right, x = matrices(p, B), matrices(p, X)
+            _substitute(p, factors, right, x)
+            for _ in range(p.policy["refinements"] if a.refine else 0):
+                _refine(p, matrices(p, A), right, x, factors)
+    return p.rounded(X, B.dtype), info
+
+
+def _in_one_launch(p: Program, A: Buffer, B: Buffer, X: Buffer, info: Buffer) -> None:
+    """For n up to 64."""
     batch, n, k = B.shape
-    X, info = torch.empty_like(B), torch.empty(batch, dtype=torch.int32, device=A.device)
-    width = lu.lanes_for(n)
-    if width is not None:
-        shared = lu.in_simdgroups(batch, width)
-        launch = Launch(FILE, "solve_simdgroup", f"{width}", (A, B, X, info, batch, n, k), **shared)
-        return launch, X, info
-    rows = lu.THREADGROUP_ROWS
-    threads, group = (batch * rows, 1, 1), (rows, 1, 1)
-    args = (A, B, X, info, n, k)
-    return Launch(FILE, "solve_threadgroup", "float", args, threads, group), X, info
+    share = lu.in_simdgroups(batch, n)
+    if share is not None:
+        args = (A, B, X, info, batch, n, k)
+        p.launch(FILE, "solve_simdgroup", share.variant, args, *share[1:])
+    else:
+        rows = lu.THREADGROUP_ROWS
+        p.launch(FILE, "solve_threadgroup", (), (A, B, X, info, n, k), batch * rows, rows)
 
 
-def _substitute(factors: lu.Factors, B: Tensor, X: Tensor) -> list[Step]:
+def _substitute(p: Program, factors: lu.Factors, B: Buffer, X: Buffer) -> None:
     """X = U^-1 L^-1 B[rows]."""
-    rows = factors.rows.unsqueeze(-1).expand(X.shape)
-    return [
-        Call(torch.gather, (B, 1, rows), {"out": X}),
-        *trsm.steps(factors.L, X, lower=True, unit_diagonal=True),
-        *trsm.steps(factors.U, X, lower=False),
-    ]
+    batch, n, _ = X.shape
+    p.gather(X, B, 1, factors.rows.view(batch, n, 1).expand(*X.shape))
+    trsm.in_place(p, factors.L, X, trsm.Kind(lower=True, unit=True))
+    trsm.in_place(p, factors.U, X, trsm.Kind(lower=False))
 
 
-def _refine(policy: Values, A: Tensor, B: Tensor, X: Tensor, factors: lu.Factors) -> list[Step]:
+def _refine(p: Program, A: Buffer, B: Buffer, X: Buffer, factors: lu.Factors) -> None:
     """X += solution of what is left of B - A X."""
     _, n, k = B.shape
-    R, D = torch.empty_like(B), torch.empty_like(B)
-    group = policy["residual_threads"]
-    residual = Launch(
-        FILE,
-        "solve_residual",
-        "float",
-        (A, X, B, R, n, k, B.numel()),
-        threads=(round_up(B.numel(), group), 1, 1),
-        group=(group, 1, 1),
-    )
-    return [residual, *_substitute(factors, R, D), Call(X.add_, (D,))] * policy["refinements"]
-
-
-@metal_kernel("solve")
-def plan(policy: Values, A: Tensor, B: Tensor, refine: bool) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    shape, n, k = B.shape, B.shape[-2], B.shape[-1]
-    if A.numel() == 0:
-        info = torch.zeros(shape[:-2], dtype=torch.int32, device=A.device)
-        return [], (torch.empty_like(B, memory_format=torch.contiguous_format), info)
-    matrices = A.float().contiguous().view(-1, n, n)
-    right = B.float().contiguous().view(matrices.shape[0], n, k)
-    steps: list[Step]
-    if n <= lu.THREADGROUP_ROWS and k and not refine:
-        launch, X, info = _in_one_launch(matrices, right)
-        steps = [launch]
-    else:
-        steps, factors = lu.factor(matrices)
-        X, info = torch.empty_like(right), factors.info
-        if k:
-            steps += _substitute(factors, right, X)
-            steps += _refine(policy, matrices, right, X, factors) if refine else []
-    X, info = X.view(shape), info.view(shape[:-2])
-    if A.dtype != torch.float32:
-        rounded = torch.empty_like(X, dtype=A.dtype)
-        return [*steps, Call(rounded.copy_, (X,))], (rounded, info)
-    return steps, (X, info)
+    R, D = p.new_like(B), p.new_like(B)
+    group = p.policy["residual_threads"]
+    threads = round_up(B.numel, group)
+    p.launch(FILE, "solve_residual", (), (A, X, B, R, n, k, B.numel), threads, group)
+    _substitute(p, factors, R, D)
+    p.launch(FILE, "solve_add", (), (X, D, X, B.numel), threads, group)

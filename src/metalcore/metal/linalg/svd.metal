@@ -14,8 +14,8 @@
 #include "row_jacobi.h"
 
 // Matrices are rows x columns; the tall one of U and V has tall_columns. They pass through `stage`,
-// so that memory is read and written in order.
-template <int N>
+// so that memory is read and written in order. Without VECTORS there are no U and V.
+template <int N, int SIMDGROUPS, bool VECTORS>
 kernel void svd_simdgroup(
     device const float* A [[buffer(0)]],
     device float* U [[buffer(1)]],
@@ -26,14 +26,13 @@ kernel void svd_simdgroup(
     constant long& rows [[buffer(6)]],
     constant long& columns [[buffer(7)]],
     constant long& tall_columns [[buffer(8)]],
-    constant long& vectors [[buffer(9)]],
-    constant long& sweeps [[buffer(10)]],
-    constant float& tolerance [[buffer(11)]],
+    constant long& sweeps [[buffer(9)]],
+    constant float& tolerance [[buffer(10)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simd_lane [[thread_index_in_simdgroup]]) {
   constexpr int PER = 32 / N;
-  threadgroup float stages[4096];
+  threadgroup float stages[SIMDGROUPS * 32 * N];
   threadgroup float* stage = stages + simdgroup * 32 * N;
   const long first = thread_index / 32 * PER;
   const long count = clamp(batch - first, 0l, long(PER));
@@ -88,7 +87,7 @@ kernel void svd_simdgroup(
 
   float worst = 1.0f;
   for (long k = 0; k < sweeps && simd_any(worst > 0.0f); ++k) {
-    worst = sweep<N>(x, v, vectors != 0, lane, tolerance);
+    worst = sweep<N, VECTORS>(x, v, lane, tolerance);
   }
 
   const float norm = precise::sqrt(squared_norm<N>(x));
@@ -107,7 +106,7 @@ kernel void svd_simdgroup(
   if (mine < count && lane == 0) {
     info[first + mine] = finite ? (failed ? 1 : 0) : kNotFinite;
   }
-  if (vectors == 0) {
+  if (!VECTORS) {
     return;
   }
 
@@ -169,17 +168,16 @@ kernel void svd_simdgroup(
 
 // R = U diag(S) V^T, n x n, 33 to 64 rows. X and W fill the memory of the threadgroup: what else
 // its simdgroups, up to 16, tell each other goes through S.
-template <typename T>
+template <bool VECTORS>
 kernel void svd_threadgroup(
-    device const T* R [[buffer(0)]],
-    device T* U [[buffer(1)]],
-    device T* S [[buffer(2)]],
-    device T* V [[buffer(3)]],
+    device const float* R [[buffer(0)]],
+    device float* U [[buffer(1)]],
+    device float* S [[buffer(2)]],
+    device float* V [[buffer(3)]],
     device int* info [[buffer(4)]],
     constant long& size [[buffer(5)]],
-    constant long& vectors [[buffer(6)]],
-    constant long& sweeps [[buffer(7)]],
-    constant float& tolerance [[buffer(8)]],
+    constant long& sweeps [[buffer(6)]],
+    constant float& tolerance [[buffer(7)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
@@ -222,11 +220,11 @@ kernel void svd_threadgroup(
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint k = simdgroup; k < players / 2; k += simdgroups) {
         const uint2 pair = round_robin_pair(k, round, players);
-        own = max(own, rotate_rows(X, W, pair, lane, level, tolerance, vectors != 0));
+        own = max(own, rotate_rows<VECTORS>(X, W, pair, lane, level, tolerance));
       }
     }
     // in turns of two: the barrier of the next sweep guards this half
-    device T* angles = S + sweep % 2 * 16;
+    device float* angles = S + sweep % 2 * 16;
     if (lane == 0) {
       angles[simdgroup] = own;
     }
@@ -257,7 +255,7 @@ kernel void svd_threadgroup(
     const float other = simd_shuffle(k < 32 ? norms.x : norms.y, k % 32);
     place += other > norm || (other == norm && k < row) ? 1 : 0;
   }
-  if (vectors != 0 && simdgroup == 0) {
+  if (VECTORS && simdgroup == 0) {
     complete_rows(X, norms, n, lane, level);
   }
   // every row is complete, and the order of S is known
@@ -269,19 +267,38 @@ kernel void svd_threadgroup(
   if (thread_index == 0) {
     info[matrix] = finite ? (worst > 64.0f * tolerance ? 1 : 0) : kNotFinite;
   }
-  for (uint i = thread_index / 64; vectors != 0 && row < n && i < n; i += threads / 64) {
+  for (uint i = thread_index / 64; VECTORS && row < n && i < n; i += threads / 64) {
     U[(matrix * n + i) * n + place] = finite ? W[row * 64 + i] : nan;
     V[(matrix * n + i) * n + place] = finite ? X[row * 64 + i] : nan;
   }
 }
 
-#define INSTANTIATE(N) \
-  template             \
-      [[host_name("svd_simdgroup_" #N)]] [[kernel]] decltype(svd_simdgroup<N>) svd_simdgroup<N>;
-
-INSTANTIATE(8)
-INSTANTIATE(16)
-INSTANTIATE(32)
-
-template [[host_name("svd_threadgroup_float")]] [[kernel]]
-decltype(svd_threadgroup<float>) svd_threadgroup<float>;
+// Y = diag(1 / S) C, with 0 for the values of S up to rcond times the first, and in `rank` the
+// number of the others. One thread per value of C [K, columns].
+kernel void svd_divide(
+    device const float* C [[buffer(0)]],
+    device const float* S [[buffer(1)]],
+    device const float* rcond [[buffer(2)]],
+    device float* Y [[buffer(3)]],
+    device long* rank [[buffer(4)]],
+    constant long& K [[buffer(5)]],
+    constant long& columns [[buffer(6)]],
+    uint2 position [[thread_position_in_grid]]) {
+  const uint n = uint(K);
+  const uint width = uint(columns);
+  const uint i = position.x;
+  S += position.y * K;
+  const float limit = rcond[position.y] * S[0];
+  if (i < n * width) {
+    const float value = S[i / width];
+    const long at = position.y * K * columns + i;
+    Y[at] = (limit >= value ? 0.0f : 1.0f / value) * C[at];
+  }
+  if (i == 0) {
+    uint count = 0;
+    for (uint k = 0; k < n; ++k) {
+      count += limit < S[k] ? 1 : 0;
+    }
+    rank[position.y] = count;
+  }
+}

@@ -1,115 +1,80 @@
 # SPDX-License-Identifier: MIT
-"""Launches of svd, svdvals and svd_solve."""
+"""Programs of svd, svdvals and svd_solve."""
 
 import math
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore._policy import policy as policy_of
-from metalcore.metal.launch import (
-    MSL_TYPE,
-    SIMD_WIDTH,
-    Call,
-    Launch,
-    Planned,
-    Step,
-    metal_kernel,
-    round_up,
-)
 from metalcore.metal.linalg import qr
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, round_up
 
 FILE = "linalg/svd.metal"
 BLOCKS = "linalg/svd_blocks.metal"
 
 # Rows of a triangle that fill threadgroup memory, with what turned them.
 _TRIANGLE = 64
-
 # Rows of a pair of blocks, at most: their Gram matrix and its rotations fill threadgroup memory.
 _PAIR = 48
 # The simdgroups of a threadgroup share 16 KiB.
 _SIMDGROUPS = 4
 
-Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Parts = tuple[Buffer, Buffer, Buffer, Buffer]
 
 
 @metal_kernel("svd")
-def plan_svd(policy: Values, A: Tensor, full_matrices: bool) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    steps, (U, S, V, info) = _decompose(policy, A, full_matrices, vectors=True)
-    return steps, (U, S, V, info)
+def plan(p: Program, a: Arguments) -> Parts:
+    U, S, V, info = _decompose(p, a.A, a.full_matrices, vectors=True)
+    U, S, V = (p.rounded(x, a.A.dtype) for x in (U, S, V))
+    return U, S, V, info
 
 
 @metal_kernel("svdvals")
-def plan_svdvals(policy: Values, A: Tensor) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    steps, (_, S, _, info) = _decompose(policy, A, False, vectors=False)
-    return steps, (S, info)
+def plan_values(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    _, S, _, info = _decompose(p, a.A, False, vectors=False)
+    return p.rounded(S, a.A.dtype), info
 
 
 @metal_kernel("svd_solve")
-def plan_solve(policy: Values, A: Tensor, B: Tensor, rcond: Tensor) -> Planned | None:
-    if A.dtype not in MSL_TYPE:
-        return None
-    steps, (U, S, V, info) = _decompose(policy, A.float(), False, vectors=True)
-    X = B.new_empty(*B.shape[:-2], A.shape[-1], B.shape[-1])
-    values, rank = torch.empty_like(S, dtype=A.dtype), torch.empty_like(info, dtype=torch.int64)
-    parts = (U, S, V, B, rcond)
-    return [*steps, Call(_solve, (*parts, X, values, rank))], (X, values, rank, info)
-
-
-def _solve(
-    U: Tensor,
-    S: Tensor,
-    V: Tensor,
-    B: Tensor,
-    rcond: Tensor,
-    X: Tensor,
-    values: Tensor,
-    rank: Tensor,
-) -> None:
+def plan_solve(p: Program, a: Arguments) -> Parts:
     """X = V diag(1 / S) U^T B over the values that count."""
-    limit = rcond.float()[..., None] * S[..., :1]
-    inverse = (1 / S).masked_fill(limit >= S, 0.0)
-    X.copy_(V @ (inverse[..., None] * (U.mT @ B.float())))
-    values.copy_(S)
-    rank.copy_((limit < S).sum(-1))
-
-
-def _decompose(policy: Values, A: Tensor, full: bool, vectors: bool) -> tuple[list[Step], Outputs]:
-    """The steps, and U, S, V and info in A's dtype; U and V are scratch without `vectors`."""
-    rows, columns = A.shape[-2:]
-    K = min(rows, columns)
-    batch = A.shape[:-2]
-    sizes = [
-        (*batch, rows, rows if full else K),
-        (*batch, K),
-        (*batch, columns, columns if full else K),
-    ]
-    if not vectors:
-        sizes[0] = sizes[2] = (1,)
-    U, S, V = (A.new_empty(size, dtype=torch.float32) for size in sizes)
-    info = A.new_empty(batch, dtype=torch.int32)
-    steps: list[Step] = []
-    if info.numel() == 0 or K == 0:
-        info.zero_()
-        for x in (U, V):
-            x.copy_(torch.eye(*x.shape[-2:], device=A.device)) if x.dim() > 1 else x.zero_()
+    U, S, V, info = _decompose(p, a.A, False, vectors=True)
+    *batch, M, N = a.A.shape
+    K, columns, matrices = S.shape[-1], a.B.shape[-1], info.numel
+    X, rank = p.new((*batch, N, columns)), p.new(batch, torch.int64)
+    if S.numel == 0:
+        p.fill(X, 0.0)
+        p.fill(rank, 0.0)
     else:
-        x = A.float().contiguous().view(-1, rows, columns)
-        out = U, S, V, info
-        if max(rows, columns) <= SIMD_WIDTH:
-            steps.append(_simdgroup(policy, x, out, vectors))
-        else:
-            steps += _by_triangle(policy, x, out, full, vectors)
-    if A.dtype == torch.float32:
-        return steps, (U, S, V, info)
-    rounded = [torch.empty_like(y, dtype=A.dtype) for y in (U, S, V)]
-    steps += [Call(to.copy_, (y,)) for to, y in zip(rounded, (U, S, V), strict=True)]
-    return steps, (*rounded, info)  # type: ignore[return-value]
+        B = p.dense(a.B, torch.float32).view(matrices, M, columns)
+        C = p.new((matrices, K, columns))
+        p.matmul(C, U.view(matrices, M, K).mT, B)
+        group = min(p.policy["threads"], max(1, K * columns))
+        grid = (round_up(max(1, K * columns), group), matrices, 1)
+        divide = (C, S, p.dense(a.rcond, torch.float32), C, rank, K, columns)
+        p.launch(FILE, "svd_divide", (), divide, grid, group)
+        p.matmul(X.view(matrices, N, columns), V.view(matrices, N, K), C)
+    return p.rounded(X, a.B.dtype), p.rounded(S, a.A.dtype), rank, info
+
+
+def _decompose(p: Program, A: Buffer, full: bool, vectors: bool) -> Parts:
+    """U, S, V in float32, and info; without `vectors` U and V stand for nothing."""
+    *batch, rows, columns = A.shape
+    K = min(rows, columns)
+    U = p.new((*batch, rows, rows if full else K) if vectors else (1,))
+    V = p.new((*batch, columns, columns if full else K) if vectors else (1,))
+    out = U, p.new((*batch, K)), V, p.new(batch, torch.int32)
+    if 0 in (*batch, K):
+        p.fill(out[3], 0.0)
+        for x in (U, V) if vectors else ():
+            p.identity(x)
+        return out
+    a = p.dense(A, torch.float32).view(-1, rows, columns)
+    if max(rows, columns) <= SIMD_WIDTH:
+        _simdgroup(p, a, out, vectors)
+    else:
+        _by_triangle(p, a, out, full, vectors)
+    return out
 
 
 def _tolerance(rows: int) -> float:
@@ -117,27 +82,20 @@ def _tolerance(rows: int) -> float:
     return 1e-7 * max(1.0, math.sqrt(rows) / 8)
 
 
-def _simdgroup(policy: Values, A: Tensor, out: Outputs, vectors: bool) -> Launch:
+def _simdgroup(p: Program, A: Buffer, out: Parts, vectors: bool) -> None:
     batch, rows, columns = A.shape
-    U, S, V, info = out
+    U, _, V, _ = out
     N = next(n for n in (8, 16, 32) if max(rows, columns) <= n)
     simdgroups = -(-batch * N // SIMD_WIDTH)
     group = SIMD_WIDTH * min(_SIMDGROUPS, simdgroups)
     tall = (V if rows < columns else U).shape[-1]
-    return Launch(
-        FILE,
-        "svd_simdgroup",
-        str(N),
-        (
-            *(A, U, S, V, info, batch, rows, columns, tall, int(vectors)),
-            *(policy["sweeps"], _tolerance(max(rows, columns))),
-        ),
-        threads=(round_up(simdgroups * SIMD_WIDTH, group), 1, 1),
-        group=(group, 1, 1),
-    )
+    tolerance = _tolerance(max(rows, columns))
+    args = (A, *out, batch, rows, columns, tall, p.policy["sweeps"], tolerance)
+    threads = round_up(simdgroups * SIMD_WIDTH, group)
+    p.launch(FILE, "svd_simdgroup", (N, _SIMDGROUPS, vectors), args, threads, group)
 
 
-def _by_triangle(policy: Values, A: Tensor, out: Outputs, full: bool, vectors: bool) -> list[Step]:
+def _by_triangle(p: Program, A: Buffer, out: Parts, full: bool, vectors: bool) -> None:
     """Of tall A = Q R (of wide ones: transposed), R = W diag(S) Z^T gives A = (Q W) diag(S) Z^T."""
     batch, rows, columns = A.shape
     K = min(rows, columns)
@@ -145,131 +103,66 @@ def _by_triangle(policy: Values, A: Tensor, out: Outputs, full: bool, vectors: b
     U, S, V, info = out
     tall, Z = (V, U) if wide else (U, V)
     mode = "r" if not vectors else "complete" if full else "reduced"
-    planned = qr.plan(policy_of("qr", "metal"), A.mT if wide else A, mode)
-    assert planned is not None
-    steps, (Q, R) = list(planned[0]), planned[1]
+    Q, R = qr.factor(p, A.mT if wide else A, mode)
     if R.shape[1] > K:
-        R, taller = R.new_empty(batch, K, K), R
-        steps.append(Call(R.copy_, (taller[:, :K],)))
-    W = torch.empty_like(R) if vectors else tall
+        R = p.dense(R[:, :K])
+    W = p.new_like(R) if vectors else tall
     parts = W, S, Z, info
     if K <= SIMD_WIDTH:
-        steps.append(_simdgroup(policy, R, parts, vectors))
+        _simdgroup(p, R, parts, vectors)
     elif K <= _TRIANGLE:
-        threads = policy["triangle_threads"]
-        args = (R, *parts, K, int(vectors), policy["sweeps"], _tolerance(K))
-        whole = (batch * threads, 1, 1)
-        steps.append(Launch(FILE, "svd_threadgroup", "float", args, whole, (threads, 1, 1)))
+        threads = p.policy["triangle_threads"]
+        args = (R, *parts, K, p.policy["sweeps"], _tolerance(K))
+        p.launch(FILE, "svd_threadgroup", (vectors,), args, batch * threads, threads)
     else:
-        flat = (W, S.view(-1, K), Z.view(-1, K, K) if vectors else Z, info.view(-1))
-        steps += _blocked(policy, R, flat, vectors)
+        _blocked(p, R, parts, vectors)
     if vectors:
         tall = tall.view(batch, *tall.shape[-2:])
-        steps.append(Call(torch.bmm, (Q[..., :K], W), {"out": tall[..., :K]}))
+        p.matmul(tall[:, :, :K], Q[:, :, :K], W)
         if full:
-            steps.append(Call(tall[..., K:].copy_, (Q[..., K:],)))
-    return steps
+            p.copy(tall[:, :, K:], Q[:, :, K:])
 
 
-def _blocked(policy: Values, R: Tensor, out: Outputs, vectors: bool) -> list[Step]:
+def _blocked(p: Program, R: Buffer, out: Parts, vectors: bool) -> None:
     batch, K, _ = R.shape
     W, S, Z, info = out
     pairs = -(-K // _PAIR)
-    block = -(-K // (2 * pairs))
-    size, P = 2 * block, 2 * block * pairs
-    length = K + P if vectors else K
-    tolerance = _tolerance(K)
+    height = -(-K // (2 * pairs))
+    size, rows, rounds = 2 * height, 2 * height * pairs, 2 * pairs - 1
+    length = K + rows if vectors else K
+    tolerance, threads = _tolerance(K), p.policy["threads"]
 
-    # X = [R | W^T], padded with zeros
-    X, Y = (R.new_zeros(batch, P, length) for _ in range(2))
-    gram, turns = (R.new_empty(batch * pairs, size, size) for _ in range(2))
-    worst = R.new_empty(2 * pairs - 1, batch * pairs)
-    powers, levels = (R.new_empty(batch) for _ in range(2))
-    threads = policy["threads"]
-    group = (threads, 1, 1)
-    steps: list[Step] = [Call(X[:, :K, :K].copy_, (R,))]
+    X, Y = (p.new((batch, rows, length)) for _ in range(2))
+    gram, turns = (p.new((batch * pairs, size, size)) for _ in range(2))
+    worst = p.new((rounds, batch * pairs))
+    powers, levels, found = p.new((batch,)), p.new((batch,)), p.new((batch,), torch.int32)
+    begin = (R, X, powers, levels, found, K, rows, length)
+    p.launch(BLOCKS, "svd_begin", (), begin, batch * threads, threads)
+    blocks, turned = (x.view(batch * pairs, size, length) for x in (X, Y))
+    left = blocks[:, :, :K]
+    for _ in range(p.policy["block_sweeps"]):
+        for turn in range(rounds):
+            p.matmul(gram, left, left.mT)
+            sweeps = p.policy["pair_sweeps"]
+            pair = (gram, turns, worst[turn], levels, pairs, size, sweeps, tolerance)
+            p.launch(BLOCKS, "svd_pair", (_PAIR,), pair, batch * pairs * threads, threads)
+            p.matmul(turned, turns, blocks)
+            move = (Y, X, 2 * pairs, height, length, turn)
+            grid = (round_up(length, threads), rows, batch)
+            p.launch(BLOCKS, "svd_move", (), move, grid, threads)
+
+    norms, order = p.new((batch, rows)), p.new((batch, K), torch.int32)
+    each = batch * rows * SIMD_WIDTH
+    p.launch(BLOCKS, "svd_norms", (), (X, norms, K, length), each, SIMD_WIDTH)
+    ends = (norms, powers, worst, found, S, order, info, K, rows, rounds, pairs, 64 * tolerance)
+    p.launch(BLOCKS, "svd_order", (), ends, batch * threads, threads)
     if vectors:
-        steps.append(Call(X[:, :, K:].diagonal(dim1=1, dim2=2).fill_, (1.0,)))
-    begin = (X, powers, levels, info, P, K, length)
-    steps.append(Launch(BLOCKS, "svd_begin", "float", begin, (batch * threads, 1, 1), group))
-
-    blocks = X.view(batch * pairs, size, length)
-    turned = Y.view(batch * pairs, size, length)
-    moves = _tournament(pairs, R.device)
-    for _ in range(policy["block_sweeps"]):
-        for turn in range(2 * pairs - 1):
-            rows = blocks[..., :K]
-            steps.append(Call(torch.bmm, (rows, rows.mT), {"out": gram}))
-            pair = (gram, turns, worst[turn], levels, pairs, size, policy["pair_sweeps"], tolerance)
-            grid = (batch * pairs * threads, 1, 1)
-            steps.append(Launch(BLOCKS, "svd_pair", "float", pair, grid, group))
-            steps.append(Call(torch.bmm, (turns, blocks), {"out": turned}))
-            old, new = (z.view(batch, 2 * pairs, block, length) for z in (Y, X))
-            steps.append(Call(torch.index_select, (old, 1, moves[turn]), {"out": new}))
-
-    norms = R.new_zeros(batch, K)
-    Zt = R.new_zeros(batch, K, K)
-    steps.append(Call(_arrange, (X, powers, worst, 64 * tolerance, norms, Zt, S, W, info)))
-    if vectors:
-        held = R.new_empty(batch, K)
-        complete = (Zt, norms, levels, held, K)
-        steps.append(
-            Launch(BLOCKS, "svd_complete", "float", complete, (batch * threads, 1, 1), group)
-        )
-        steps.append(Call(_finish, (Zt, info, Z, W)))
-    return steps
-
-
-def _tournament(pairs: int, device: torch.device) -> list[Tensor]:
-    """Rounds in which each block meets every other once, as the moves from one to the next.
-
-    Of two that meet, the first in the order of all comes first, so that long columns gather there.
-    """
-    last = 2 * pairs - 1
-    rounds = []
-    for turn in range(last):
-        met = [(last, turn), *(((turn + k) % last, (turn - k) % last) for k in range(1, pairs))]
-        rounds.append([block for both in met for block in sorted(both)])
-    moves = [
-        [rounds[turn].index(block) for block in rounds[(turn + 1) % last]] for turn in range(last)
-    ]
-    return list(torch.tensor(moves, device=device).unbind())
-
-
-def _arrange(
-    X: Tensor,
-    powers: Tensor,
-    worst: Tensor,
-    limit: float,
-    norms: Tensor,
-    Zt: Tensor,
-    S: Tensor,
-    W: Tensor,
-    info: Tensor,
-) -> None:
-    """Singular values in order, and the vectors that belong to them."""
-    batch, K = S.shape
-    found = torch.linalg.vector_norm(X[..., :K], dim=-1)
-    vectors = X.shape[2] > K
-    if vectors:
-        # rows that pad X come after rows of R that are zero
-        padding = X[..., 2 * K :].abs().sum(-1) > 0.5
-        found = found.masked_fill(padding, -1.0)
-    found, order = found.sort(dim=-1, descending=True, stable=True)
-    norms.copy_(found[:, :K])
-    broken = info < 0
-    S.copy_((norms * powers[:, None]).masked_fill(broken[:, None], math.nan))
-    failed = worst.view(-1, batch, worst.shape[1] // batch).amax(dim=(0, 2)) > limit
-    info.copy_(torch.where(broken, info, failed.int()))
-    if vectors:
-        rows = X.gather(1, order[:, :K, None].expand(-1, -1, X.shape[2]))
-        Zt.copy_(rows[..., :K] / norms[..., None])
-        V = rows[..., K : 2 * K].mT
-        # the roundings of many products have left V a little less than orthogonal
-        W.copy_(1.5 * V - 0.5 * (V @ (V.mT @ V)))
-
-
-def _finish(Zt: Tensor, info: Tensor, Z: Tensor, W: Tensor) -> None:
-    broken = (info < 0)[:, None, None]
-    Z.copy_(Zt.mT.masked_fill(broken, math.nan))
-    W.masked_fill_(broken, math.nan)
+        Wt, Zt, held = p.new_like(R), p.new_like(R), p.new((batch, K))
+        grid = (round_up(K, threads), K, batch)
+        p.launch(BLOCKS, "svd_vectors", (), (X, order, found, Wt, K, rows, length), grid, threads)
+        # (3 V - V V^T V) / 2 takes back what many products did to the angles of V
+        p.matmul(gram := p.new_like(R), Wt, Wt.mT)
+        p.matmul(W, Wt.mT, gram, alpha=-0.5, beta=1.5, add=Wt.mT)
+        complete = (X, norms, order, levels, found, Zt, held, K, rows, length)
+        p.launch(BLOCKS, "svd_complete", (), complete, batch * threads, threads)
+        p.copy(Z.view(batch, K, K), Zt.mT)

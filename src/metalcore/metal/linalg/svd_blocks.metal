@@ -1,56 +1,66 @@
 // SPDX-License-Identifier: MIT
-// R = W diag(S) Z^T, as in svd.metal, for any number of rows: those of [R | W^T] stand in blocks of
-// half a pair, which svd_begin scales; torch multiplies the Gram matrix of each pair of blocks,
-// svd_pair finds the rotations that make it more diagonal, and torch applies them; svd_complete
-// fills in columns of Z.
+// R = W diag(S) Z^T, as in svd.metal, for any number of rows: those of X = [R | W^T] stand in
+// blocks of half a pair. In each round of a tournament every block meets another: a product gives
+// the Gram matrix of each pair, svd_pair finds the rotations that make it more diagonal, another
+// product applies them, and svd_move brings the next pairs together. In the end svd_norms and
+// svd_order find S, svd_vectors W^T, and svd_complete Z^T.
+//
+// Matrices X are [rows, length]: n rows of R and others that pad it, of n values and, where vectors
+// are wanted, those of the identity [rows, rows].
 
 #include "row_jacobi.h"
 
-// Scales the first `length` values of the `rows` rows of each X, `stride` apart. One threadgroup
-// per matrix.
-template <typename T>
+// X = [R | I], scaled by a power of two; found = 0, or what info is. One threadgroup per matrix.
 kernel void svd_begin(
-    device float* X [[buffer(0)]],
-    device float* powers [[buffer(1)]],
-    device float* levels [[buffer(2)]],
-    device int* info [[buffer(3)]],
-    constant long& rows [[buffer(4)]],
-    constant long& length [[buffer(5)]],
-    constant long& stride [[buffer(6)]],
+    device const float* R [[buffer(0)]],
+    device float* X [[buffer(1)]],
+    device float* powers [[buffer(2)]],
+    device float* levels [[buffer(3)]],
+    device int* found [[buffer(4)]],
+    constant long& n [[buffer(5)]],
+    constant long& rows [[buffer(6)]],
+    constant long& length [[buffer(7)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[64];
-  X += matrix * rows * stride;
+  const uint columns = uint(n);
+  const uint stride = uint(length);
+  R += matrix * n * n;
+  X += matrix * rows * length;
   float largest = 0.0f;
-  for (long j = 0; j < rows; ++j) {
-    for (long i = lane; i < length; i += lanes) {
-      const float x = abs(X[j * stride + i]);
-      largest = x < INFINITY ? max(largest, x) : INFINITY;
-    }
+  for (uint i = lane; i < columns * columns; i += lanes) {
+    const float x = abs(R[i]);
+    largest = x < INFINITY ? max(largest, x) : INFINITY;
   }
   largest = threadgroup_max(largest, scratch, lane, lanes);
   const bool finite = largest < INFINITY;
   const float power = finite ? power_of_two(largest) : 1.0f;
   float sum = 0.0f;
-  for (long j = 0; j < rows; ++j) {
-    for (long i = lane; i < length; i += lanes) {
-      const float x = finite ? X[j * stride + i] / power : 0.0f;
+  for (uint j = 0; j < uint(rows); ++j) {
+    for (uint i = lane; i < stride; i += lanes) {
+      float x = 0.0f;
+      if (i >= columns) {
+        x = i - columns == j ? 1.0f : 0.0f;
+      } else if (finite && j < columns) {
+        x = R[j * columns + i] / power;
+        sum += x * x;
+      }
       X[j * stride + i] = x;
-      sum += x * x;
     }
   }
   sum = threadgroup_sum(sum, scratch + 32, lane, lanes);
   if (lane == 0) {
     powers[matrix] = power;
-    levels[matrix] = kNothing * precise::sqrt(sum / float(length));
-    info[matrix] = finite ? 0 : kNotFinite;
+    levels[matrix] = kNothing * precise::sqrt(sum / float(n));
+    found[matrix] = finite ? 0 : kNotFinite;
   }
 }
 
 // turns = rotations that make the Gram matrices [size, size] of pairs of blocks more diagonal, as
-// rows of new columns; worst = the largest cosine that each began with. One threadgroup per pair.
-template <typename T>
+// rows of new columns; worst = the largest cosine that each began with. One threadgroup per pair,
+// of up to PAIR rows.
+template <int PAIR>
 kernel void svd_pair(
     device const float* gram [[buffer(0)]],
     device float* turns [[buffer(1)]],
@@ -63,11 +73,11 @@ kernel void svd_pair(
     uint pair [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
-  threadgroup float G[2304];
-  threadgroup float W[2304];
-  threadgroup float sines[24];
-  threadgroup float halves[24];
-  threadgroup uint swaps[24];
+  threadgroup float G[PAIR * PAIR];
+  threadgroup float W[PAIR * PAIR];
+  threadgroup float sines[PAIR / 2];
+  threadgroup float halves[PAIR / 2];
+  threadgroup uint swaps[PAIR / 2];
   threadgroup float scratch[32];
   const uint n = uint(size);
   const float level = levels[pair / pairs];
@@ -145,28 +155,166 @@ kernel void svd_pair(
   }
 }
 
-// The rows of Z^T [n, n] after the first ones whose norms are more than nothing: the unit vector
-// that the rows before leave most of, less what they hold of it, twice. `held` is scratch for n
-// values. One threadgroup per matrix.
-template <typename T>
-kernel void svd_complete(
-    device float* Zt [[buffer(0)]],
-    device const float* norms [[buffer(1)]],
-    device const float* levels [[buffer(2)]],
-    device float* held [[buffer(3)]],
+// Where `block` stands in `round` of the tournament: pairs follow each other, and of a pair the
+// block that is first in the order of all, so that long rows gather there.
+inline uint place_of(uint block, uint round, uint blocks) {
+  const uint last = blocks - 1;
+  const uint away = (block + last - round) % last;
+  const uint k = block == last ? 0 : min(away, last - away);
+  return 2 * k + (round_robin_pair(k, round, blocks).x == block ? 0 : 1);
+}
+
+// X = the blocks of Y, of `height` rows each, from their places in `round` to those in the next
+// one. One thread per value.
+kernel void svd_move(
+    device const float* Y [[buffer(0)]],
+    device float* X [[buffer(1)]],
+    constant long& blocks [[buffer(2)]],
+    constant long& height [[buffer(3)]],
+    constant long& length [[buffer(4)]],
+    constant long& round [[buffer(5)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint count = uint(blocks);
+  const uint rows = uint(height);
+  const uint stride = uint(length);
+  const uint i = position.x;
+  if (i >= stride) {
+    return;
+  }
+  const uint to = position.y / rows;
+  const uint2 pair = round_robin_pair(to / 2, (uint(round) + 1) % (count - 1), count);
+  const uint from = place_of(to % 2 == 0 ? pair.x : pair.y, uint(round), count);
+  const long matrix = position.z * blocks * height * length;
+  const uint row = from * rows + position.y % rows;
+  X[matrix + position.y * stride + i] = Y[matrix + row * stride + i];
+}
+
+// The norm of each row of X, and -1 for rows that pad it: they come after rows of R that are zero.
+// One simdgroup per row.
+kernel void svd_norms(
+    device const float* X [[buffer(0)]],
+    device float* norms [[buffer(1)]],
+    constant long& n [[buffer(2)]],
+    constant long& length [[buffer(3)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_position_in_threadgroup]]) {
+  X += row * length;
+  float sum = 0.0f;
+  for (uint i = lane; i < uint(n); i += 32) {
+    sum += X[i] * X[i];
+  }
+  sum = simd_sum(sum);
+  float beyond = 0.0f;
+  for (uint i = 2 * uint(n) + lane; i < uint(length); i += 32) {
+    beyond += abs(X[i]);
+  }
+  beyond = simd_sum(beyond);
+  if (lane == 0) {
+    norms[row] = beyond > 0.5f ? -1.0f : precise::sqrt(sum);
+  }
+}
+
+// The norms in descending order, where each was, and info. worst is [rounds, matrices, pairs], of
+// the last sweep. One threadgroup per matrix.
+kernel void svd_order(
+    device const float* norms [[buffer(0)]],
+    device const float* powers [[buffer(1)]],
+    device const float* worst [[buffer(2)]],
+    device const int* found [[buffer(3)]],
+    device float* S [[buffer(4)]],
+    device int* order [[buffer(5)]],
+    device int* info [[buffer(6)]],
+    constant long& n [[buffer(7)]],
+    constant long& rows [[buffer(8)]],
+    constant long& rounds [[buffer(9)]],
+    constant long& pairs [[buffer(10)]],
+    constant float& limit [[buffer(11)]],
+    uint matrix [[threadgroup_position_in_grid]],
+    uint matrices [[threadgroups_per_grid]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  const uint count = uint(rows);
+  const uint width = uint(pairs);
+  const bool finite = found[matrix] == 0;
+  norms += matrix * rows;
+  for (uint i = lane; i < count; i += lanes) {
+    const float norm = norms[i];
+    uint place = 0;
+    for (uint j = 0; j < count; ++j) {
+      place += norms[j] > norm || (norms[j] == norm && j < i) ? 1 : 0;
+    }
+    if (place < uint(n)) {
+      S[matrix * n + place] = finite ? norm * powers[matrix] : NAN;
+      order[matrix * n + place] = int(i);
+    }
+  }
+  float largest = 0.0f;
+  for (uint i = lane; i < uint(rounds) * width; i += lanes) {
+    largest = max(largest, worst[(i / width * matrices + matrix) * width + i % width]);
+  }
+  largest = threadgroup_max(largest, scratch, lane, lanes);
+  if (lane == 0) {
+    info[matrix] = finite ? (largest > limit ? 1 : 0) : found[matrix];
+  }
+}
+
+// W^T [n, n], the rows of the right part of X in order. One thread per value.
+kernel void svd_vectors(
+    device const float* X [[buffer(0)]],
+    device const int* order [[buffer(1)]],
+    device const int* found [[buffer(2)]],
+    device float* Wt [[buffer(3)]],
     constant long& n [[buffer(4)]],
+    constant long& rows [[buffer(5)]],
+    constant long& length [[buffer(6)]],
+    uint3 position [[thread_position_in_grid]]) {
+  const uint i = position.x;
+  if (i >= uint(n)) {
+    return;
+  }
+  const long at = position.z * n + position.y;
+  const long from = (position.z * rows + order[at]) * length + n;
+  Wt[at * n + i] = found[position.z] == 0 ? X[from + i] : NAN;
+}
+
+// Z^T [n, n]: rows of X in order, of length 1, as long as their norms are more than nothing. Each
+// after them is the unit vector that the rows before leave most of, less what they hold of it,
+// twice. `held` is scratch for n values. One threadgroup per matrix.
+kernel void svd_complete(
+    device const float* X [[buffer(0)]],
+    device const float* norms [[buffer(1)]],
+    device const int* order [[buffer(2)]],
+    device const float* levels [[buffer(3)]],
+    device const int* found [[buffer(4)]],
+    device float* Zt [[buffer(5)]],
+    device float* held [[buffer(6)]],
+    constant long& n [[buffer(7)]],
+    constant long& rows [[buffer(8)]],
+    constant long& length [[buffer(9)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[96];
+  X += matrix * rows * length;
+  norms += matrix * rows;
+  order += matrix * n;
   Zt += matrix * n * n;
-  norms += matrix * n;
   held += matrix * n;
-  long done = 0;
-  while (done < n && norms[done] > levels[matrix]) {
+  const bool finite = found[matrix] == 0;
+  long done = finite ? 0 : n;
+  while (done < n && norms[order[done]] > levels[matrix]) {
     ++done;
   }
+  for (long k = 0; k < done; ++k) {
+    const long row = order[k];
+    for (long i = lane; i < n; i += lanes) {
+      Zt[k * n + i] = finite ? X[row * length + i] / norms[row] : NAN;
+    }
+  }
   for (long j = done; j < n; ++j) {
+    // the rows before are there
+    threadgroup_barrier(mem_flags::mem_device);
     float most = -INFINITY;
     float best = 0.0f;
     for (long i = lane; i < n; i += lanes) {
@@ -215,10 +363,3 @@ kernel void svd_complete(
     }
   }
 }
-
-#define INSTANTIATE(function) \
-  template [[host_name(#function "_float")]] [[kernel]] decltype(function<float>) function<float>;
-
-INSTANTIATE(svd_begin)
-INSTANTIATE(svd_pair)
-INSTANTIATE(svd_complete)

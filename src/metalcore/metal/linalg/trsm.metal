@@ -1,79 +1,50 @@
 // SPDX-License-Identifier: MIT
-// op(A) X = B for triangular A of n <= 64 rows, op(A) being A or its transpose; X may be B.
+// op(A) X = B for rows start .. start + n of triangular A [order, order], n <= BLOCK, with op(A)
+// being A or its transpose, and A as if no other rows were there. X may be B.
 //
-// trsm_rows: few right sides (k <= 16), whose rows stand in lanes. trsm_columns: each thread takes
-// a right side. A, B and X are blocks of larger matrices: offset of the first element, elements
-// from one row and from one matrix to the next. Systems of more than 64 rows are solved by blocks.
+// trsm_rows: few right sides (k <= RIGHT), whose rows stand in lanes, WIDTH KEEP >= n of them.
+// trsm_columns: each thread takes a right side, ROWS of its rows at a time.
 
 #include "systems.h"
 
-template <int WIDTH, int KEEP>
+template <int WIDTH, int KEEP, int RIGHT, int SIMDGROUPS, bool LOWER, bool TRANSPOSE, bool UNIT>
 kernel void trsm_rows(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& systems_in_all [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant long& count [[buffer(3)]],
+    constant long& order [[buffer(4)]],
     constant long& k [[buffer(5)]],
-    constant long& a_offset [[buffer(6)]],
-    constant long& a_row [[buffer(7)]],
-    constant long& a_matrix [[buffer(8)]],
-    constant long& x_offset [[buffer(9)]],
-    constant long& x_matrix [[buffer(10)]],
-    constant long& lower [[buffer(11)]],
-    constant long& transpose [[buffer(12)]],
-    constant long& unit [[buffer(13)]],
+    constant long& start [[buffer(6)]],
+    constant long& n [[buffer(7)]],
     uint group [[threadgroup_position_in_grid]],
-    uint simdgroups [[simdgroups_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  threadgroup float a_tile[4224];
-  threadgroup float x_tile[2048];
-  const systems all = {A + a_offset, B + x_offset, X + x_offset, systems_in_all, int(n),
-                       int(k),       a_row,        a_matrix,     x_matrix};
-  solve_systems_by_rows<WIDTH, KEEP>(
-      all, lower != 0, transpose != 0, unit != 0, 1, long(group) * simdgroups + simdgroup,
-      simdgroup, lane, a_tile, x_tile);
+  threadgroup float a_tile[SIMDGROUPS * 32 * KEEP * (WIDTH * KEEP + 1)];
+  threadgroup float x_tile[SIMDGROUPS * 32 * KEEP * RIGHT];
+  const long first = start * k;
+  const systems all = {A + start * (order + 1), B + first, X + first, count, order, int(n), int(k)};
+  solve_systems_by_rows<WIDTH, KEEP, RIGHT>(
+      all, LOWER, TRANSPOSE, UNIT, 1, long(group) * SIMDGROUPS + simdgroup, simdgroup, lane, a_tile,
+      x_tile);
 }
 
-template <int ROWS>
+template <int ROWS, int BLOCK, bool LOWER, bool TRANSPOSE, bool UNIT>
 kernel void trsm_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& systems_in_all [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant long& count [[buffer(3)]],
+    constant long& order [[buffer(4)]],
     constant long& k [[buffer(5)]],
-    constant long& a_offset [[buffer(6)]],
-    constant long& a_row [[buffer(7)]],
-    constant long& a_matrix [[buffer(8)]],
-    constant long& x_offset [[buffer(9)]],
-    constant long& x_matrix [[buffer(10)]],
-    constant long& lower [[buffer(11)]],
-    constant long& transpose [[buffer(12)]],
-    constant long& unit [[buffer(13)]],
+    constant long& start [[buffer(6)]],
+    constant long& n [[buffer(7)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 thread_index [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
-  threadgroup float a_tile[4096];
-  const systems all = {A + a_offset, B + x_offset, X + x_offset, systems_in_all, int(n),
-                       int(k),       a_row,        a_matrix,     x_matrix};
+  threadgroup float a_tile[BLOCK * BLOCK];
+  const long first = start * k;
+  const systems all = {A + start * (order + 1), B + first, X + first, count, order, int(n), int(k)};
   solve_systems_by_columns<ROWS>(
-      all, lower != 0, transpose != 0, unit != 0, 1, group, thread_index.x, threads.x, a_tile);
+      all, LOWER, TRANSPOSE, UNIT, 1, group, thread_index.x, threads.x, a_tile);
 }
-
-#define INSTANTIATE_ROWS(WIDTH, KEEP)                              \
-  template [[host_name("trsm_rows_" #WIDTH "x" #KEEP)]] [[kernel]] \
-  decltype(trsm_rows<WIDTH, KEEP>) trsm_rows<WIDTH, KEEP>;
-
-INSTANTIATE_ROWS(8, 1)
-INSTANTIATE_ROWS(16, 1)
-INSTANTIATE_ROWS(32, 1)
-INSTANTIATE_ROWS(32, 2)
-
-#define INSTANTIATE_COLUMNS(ROWS)                          \
-  template [[host_name("trsm_columns_" #ROWS)]] [[kernel]] \
-  decltype(trsm_columns<ROWS>) trsm_columns<ROWS>;
-
-INSTANTIATE_COLUMNS(16)
-INSTANTIATE_COLUMNS(32)

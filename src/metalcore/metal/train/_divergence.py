@@ -1,80 +1,56 @@
 # SPDX-License-Identifier: MIT
-"""Launches of kl_div and jsd, whose kernels differ in one function."""
+"""Programs of kl_div and jsd, whose kernels differ in one type."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Launch, Planned, round_up
+from metalcore.metal.program import (
+    MSL_TYPE,
+    SIMD_WIDTH,
+    Arguments,
+    Buffer,
+    Number,
+    Program,
+    round_up,
+)
+from metalcore.metal.train._elementwise import chunk_width
 
 
-def plan_forward(
-    policy: Values,
-    name: str,
-    input: Tensor,
-    target: Tensor,
-    parameter: float,
-    reduce: bool,
-    scale: float,
-) -> Planned | None:
-    if input.dtype not in MSL_TYPE:
-        return None
-    file, threads = f"train/{name}.metal", policy["threads"]
-    x, t = input.contiguous(), target.contiguous()
-    width = _width(x, t)
-    variant, n = f"{name}_{MSL_TYPE[x.dtype]}_{width}", x.numel() // width
-    if not reduce:
-        loss = torch.empty_like(x)
-        args = (x, t, loss, n, parameter, scale)
-        grid = ((round_up(n, threads), 1, 1), (threads, 1, 1))
-        return [Launch(file, "divergence", variant, args, *grid)] if n else [], loss
-    loss = x.new_empty((), dtype=torch.float32)
-    run = threads * policy["chunks_per_thread"]
+def forward(p: Program, a: Arguments, file: str, kind: str, parameter: float | Number) -> Buffer:
+    """The divergence `kind`, a type of `file` that is made from `parameter`."""
+    threads, x, target = p.policy["threads"], p.dense(a.input), p.dense(a.target)
+    width = chunk_width((x, target))
+    variant, n = (kind, MSL_TYPE[x.dtype], width), x.numel // width
+    if not a.reduce:
+        loss = p.new_like(x)
+        if n:
+            args = (x, target, loss, n, parameter, a.scale)
+            p.launch(file, "divergence", variant, args, round_up(n, threads), threads)
+        return loss
+    run = threads * p.policy["chunks_per_thread"]
     runs = -(-n // run)
-    partial = x.new_empty(max(1, runs), dtype=torch.float32)
-    launches = []
+    loss, partial = p.new(()), p.new((max(1, runs),))
     if n:
-        args = (x, t, partial, n, run, parameter)
-        grid = ((runs * threads, 1, 1), (threads, 1, 1))
-        launches.append(Launch(file, "divergence_sum", variant, args, *grid))
-    lanes = min(threads, round_up(max(1, runs), 32))
-    grid = ((lanes, 1, 1), (lanes, 1, 1))
-    total = (partial, loss, runs, scale)
-    return [*launches, Launch(file, "divergence_total", f"{name}_float", total, *grid)], loss
+        parts = (x, target, partial, n, run, parameter)
+        p.launch(file, "divergence_sum", variant, parts, runs * threads, threads)
+    lanes = min(threads, round_up(max(1, runs), SIMD_WIDTH))
+    p.launch(file, "divergence_total", (), (partial, loss, runs, a.scale), lanes, lanes)
+    return loss
 
 
-def plan_backward(
-    policy: Values,
-    name: str,
-    dloss: Tensor,
-    input: Tensor,
-    target: Tensor,
-    parameter: float,
-    reduce: bool,
-    scale: float,
-    need_dtarget: bool,
-) -> Planned | None:
-    if input.dtype not in MSL_TYPE:
-        return None
-    x, t, d = input.contiguous(), target.contiguous(), dloss.contiguous()
-    dinput = torch.empty_like(x)
-    dtarget = torch.empty_like(x) if need_dtarget else x.new_empty(0)
-    width = _width(x, t) if reduce else _width(x, t, d)
-    n, threads = x.numel() // width, policy["threads"]
-    dsum = d.float().reshape(1) if reduce else x.new_ones(1, dtype=torch.float32)
-    launch = Launch(
-        f"train/{name}.metal",
-        "divergence_backward",
-        f"{name}_{MSL_TYPE[x.dtype]}_{width}",
-        (
-            *(x if reduce else d, dsum, x, t, dinput, dtarget if need_dtarget else dinput),
-            *(n, parameter, scale, int(reduce), int(need_dtarget)),
-        ),
-        threads=(round_up(max(1, n), threads), 1, 1),
-        group=(threads, 1, 1),
-    )
-    return [launch] if n else [], (dinput, dtarget)
-
-
-def _width(*tensors: Tensor) -> int:
-    return 4 if all(x.numel() % 4 == 0 == x.storage_offset() % 4 for x in tensors) else 1
+def backward(
+    p: Program, a: Arguments, file: str, kind: str, parameter: float | Number
+) -> tuple[Buffer, Buffer]:
+    x, target = p.dense(a.input), p.dense(a.target)
+    dloss = x if a.reduce else p.dense(a.dloss)
+    dinput = p.new_like(x)
+    dtarget = p.new_like(x) if a.need_dtarget else p.new((0,), x.dtype)
+    if x.numel == 0:
+        return dinput, dtarget
+    width, threads = chunk_width((x, target, dloss)), p.policy["threads"]
+    n = x.numel // width
+    dsum = p.dense(a.dloss, torch.float32) if a.reduce else p.new((1,))
+    out = dtarget if a.need_dtarget else p.new((4,), x.dtype)
+    args = (dloss, dsum, x, target, dinput, out, n, parameter, a.scale)
+    variant = (kind, MSL_TYPE[x.dtype], width, a.reduce, a.need_dtarget)
+    p.launch(file, "divergence_backward", variant, args, round_up(n, threads), threads)
+    return dinput, dtarget

@@ -1,65 +1,64 @@
 # SPDX-License-Identifier: MIT
-"""The launch of an elementwise kernel."""
+"""Programs of one elementwise kernel."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Launch, Planned, round_up
+from metalcore.metal.program import MSL_TYPE, Buffer, Program, Value, round_up
 
 
-def plan_elementwise(
-    policy: Values, function: str, inputs: Sequence[Tensor], *rest: Any, outputs: int = 1
-) -> Planned | None:
-    """`function(inputs, outputs, chunks, *rest)` with one thread per chunk of four values, or of
-    one where the tensors do not allow wide accesses. The outputs are like the first input.
+def elementwise(
+    p: Program,
+    function: str,
+    inputs: Sequence[Buffer],
+    *numbers: Value,
+    variant: Sequence[str | int] = (),
+    outputs: int = 1,
+) -> tuple[Buffer, ...]:
+    """`function(inputs, outputs, chunks, *numbers)` with one thread per chunk of four values, or of
+    one where the buffers do not allow wide accesses. The outputs are like the first input.
     """
-    first = inputs[0]
-    if first.dtype not in MSL_TYPE:
-        return None
-    inputs = [x.contiguous() for x in inputs]
-    width = _width(inputs)
-    results = [torch.empty_like(inputs[0]) for _ in range(outputs)]
-    args = (*inputs, *results, first.numel() // width, *rest)
-    found = results[0] if outputs == 1 else tuple(results)
-    return _launches(policy, function, first, width, args), found
+    inputs = [p.dense(x) for x in inputs]
+    width = chunk_width(inputs)
+    results = tuple(p.new_like(inputs[0]) for _ in range(outputs))
+    chunks = inputs[0].numel // width
+    args = (*inputs, *results, chunks, *numbers)
+    _launch(p, function, inputs[0], width, variant, args)
+    return results
 
 
-def plan_with_bias(
-    policy: Values, function: str, inputs: Sequence[Tensor], bias: Tensor | None, *rest: Any
-) -> Planned | None:
-    """`function(inputs, bias, output, chunks, chunks of the bias, *rest)`; 0 if there is none."""
-    first = inputs[0]
-    if first.dtype not in MSL_TYPE:
-        return None
-    inputs = [x.contiguous() for x in inputs]
-    row = inputs[0] if bias is None else bias.contiguous()
-    width = _width((*inputs, row))
-    y = torch.empty_like(inputs[0])
-    chunks_of_row = 0 if bias is None else row.numel() // width
-    args = (*inputs, row, y, first.numel() // width, chunks_of_row, *rest)
-    return _launches(policy, function, first, width, args), y
+def with_bias(
+    p: Program,
+    function: str,
+    inputs: Sequence[Buffer],
+    bias: Buffer | None,
+    variant: Sequence[str | int] = (),
+) -> Buffer:
+    """`function(inputs, bias, output, chunks, chunks of the bias)`, which knows by its last flag
+    whether there is a bias."""
+    inputs = [p.dense(x) for x in inputs]
+    row = inputs[0] if bias is None else p.dense(bias)
+    width = chunk_width((*inputs, row))
+    y = p.new_like(inputs[0])
+    args: tuple[Value, ...] = (*inputs, row, y, y.numel // width, row.numel // width)
+    _launch(p, function, y, width, (*variant, bias is not None), args)
+    return y
 
 
-def _width(tensors: Sequence[Tensor]) -> int:
-    return 4 if all(x.numel() % 4 == 0 == x.storage_offset() % 4 for x in tensors) else 1
+def chunk_width(buffers: Sequence[Buffer]) -> int:
+    """How many values of all these kernels may read at a time: four or one."""
+    return 4 if all(x.numel % 4 == 0 and x.is_aligned for x in buffers) else 1
 
 
-def _launches(
-    policy: Values, function: str, first: Tensor, width: int, args: tuple[Any, ...]
-) -> list[Launch]:
-    if first.numel() == 0:
-        return []
-    return [
-        Launch(
-            f"train/{function.removesuffix('_backward')}.metal",
-            function,
-            f"{MSL_TYPE[first.dtype]}_{width}",
-            args,
-            threads=(round_up(first.numel() // width, policy["threads"]), 1, 1),
-            group=(policy["threads"], 1, 1),
-        )
-    ]
+def _launch(
+    p: Program,
+    function: str,
+    first: Buffer,
+    width: int,
+    variant: Sequence[str | int],
+    args: Sequence[Value],
+) -> None:
+    if first.numel:
+        file = f"train/{function.removesuffix('_backward')}.metal"
+        threads = p.policy["threads"]
+        whole = (MSL_TYPE[first.dtype], width, *variant)
+        p.launch(file, function, whole, args, round_up(first.numel // width, threads), threads)

@@ -2,12 +2,12 @@
 // sum = x + residual,  y = (sum - mean) * rstd * weight + bias
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEPT chunks of WIDTH values each, and read the rest of a long row again. Lengths are
+// registers, KEEP chunks of WIDTH values each, and read the rest of a long row again. Lengths are
 // in chunks.
 
 #include "layer_norm.h"
 
-template <typename T, typename W, int WIDTH, int KEPT>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
 kernel void add_layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
@@ -21,8 +21,6 @@ kernel void add_layer_norm(
     constant long& n [[buffer(9)]],
     constant long& lanes [[buffer(10)]],
     constant float& eps [[buffer(11)]],
-    constant long& has_weight [[buffer(12)]],
-    constant long& has_bias [[buffer(13)]],
     uint thread_index [[thread_position_in_grid]],
     uint in_group [[thread_position_in_threadgroup]]) {
   threadgroup float scratch[64];
@@ -30,10 +28,8 @@ kernel void add_layer_norm(
   if (row >= rows) {
     return;
   }
-  const norm_of_rows<W, WIDTH> norm = {weight, bias, n, eps, has_weight, has_bias};
-  layer_norm_row<T, W, WIDTH, KEPT, true>(
+  const norm_of_rows<W, WIDTH, WEIGHT, BIAS> norm = {weight, bias, n, eps};
+  layer_norm_row<T, WIDTH, KEEP, true>(
       x + row * n, residual + row * n, y + row * n, sum + row * n, mean + row, rstd + row, norm,
       scratch, in_group % uint(lanes), uint(lanes));
 }
-
-INSTANTIATE_NORMS(add_layer_norm)

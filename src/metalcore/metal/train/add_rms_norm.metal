@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // sum[r, i] = x[r, i] + residual[r, i],  y[r, i] = sum[r, i] * rstd[r] * (offset + weight[i])
 //
-// One threadgroup per row, of which its threads keep KEPT chunks of WIDTH values each in registers;
+// One threadgroup per row, of which its threads keep KEEP chunks of WIDTH values each in registers;
 // the rest of a long sum is read again. `sum` may be the memory of `residual`. Lengths are in
 // chunks. The norm is that of the sum as it is stored.
 
 #include "norm.h"
 
-template <typename T, typename W, int WIDTH, int KEPT>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
 kernel void add_rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
@@ -18,7 +18,6 @@ kernel void add_rms_norm(
     constant long& n [[buffer(6)]],
     constant float& eps [[buffer(7)]],
     constant float& offset [[buffer(8)]],
-    constant long& has_weight [[buffer(9)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -30,10 +29,10 @@ kernel void add_rms_norm(
   y += row * n;
   sum += row * n;
 
-  stored kept[KEPT];
+  stored kept[KEEP];
   float squares = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = stored(0.0f);
     if (i < n) {
@@ -42,7 +41,7 @@ kernel void add_rms_norm(
     }
     squares += total(wide(kept[k]) * wide(kept[k]));
   }
-  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     const stored s = stored(wide(x[i]) + wide(residual[i]));
     sum[i] = s;
     squares += total(wide(s) * wide(s));
@@ -51,18 +50,16 @@ kernel void add_rms_norm(
 
   const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + eps);
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      y[i] = stored(wide(kept[k]) * r * scale_at<wide>(weight, has_weight, offset, i));
+      y[i] = stored(wide(kept[k]) * r * scale_at<wide, WEIGHT>(weight, offset, i));
     }
   }
-  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
-    y[i] = stored(wide(sum[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    y[i] = stored(wide(sum[i]) * r * scale_at<wide, WEIGHT>(weight, offset, i));
   }
   if (lane == 0) {
     rstd[row] = r;
   }
 }
-
-INSTANTIATE_NORMS(add_rms_norm)

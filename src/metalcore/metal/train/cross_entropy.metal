@@ -3,13 +3,12 @@
 //   loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z w_t lse^2
 //   dy_j = p_j * ((1 - e) w_t + e / n * sum(w) + 2 z w_t lse) - e / n * w_j - [j = t] (1 - e) w_t
 //
-// One threadgroup per row, in chunks of WIDTH values. Its threads keep what REGISTERS hold each and
-// read the rest again for the gradient, which may take the memory of the logits. Those of long rows
-// keep 28, nearly what 1024 threads can have beside those that they work with.
-// Losses and gradients are divided by *divisor. A target that is no class makes them NaN.
-// cross_entropy_total adds up the losses of all rows in one threadgroup.
+// One threadgroup per row, in chunks of WIDTH values. Its threads keep KEEP chunks each and read
+// the rest again for the gradient, which may take the memory of the logits. For a mean, losses and
+// gradients are divided by *divisor. A target that is no class makes them NaN.
+// cross_entropy_divisor adds up the targets, cross_entropy_total the losses of all rows, in one
+// threadgroup: the order of a sum depends on the number of rows alone.
 
-#include "elementwise.h"
 #include "log_sum_exp.h"
 
 inline float capped(float x, float softcap) {
@@ -72,7 +71,7 @@ inline wide weight_at(device const stored* weight, bool counts, long i) {
   return counts ? wide(weight[i]) : wide(1.0f);
 }
 
-template <typename T, int WIDTH, int REGISTERS>
+template <typename T, int WIDTH, int KEEP, bool WEIGHT, bool MEAN, bool GRADIENT>
 kernel void cross_entropy(
     device const typename chunk<T, WIDTH>::stored* logits [[buffer(0)]],
     device const T* values [[buffer(1)]],
@@ -88,8 +87,6 @@ kernel void cross_entropy(
     constant float& smoothing [[buffer(11)]],
     constant float& z_loss [[buffer(12)]],
     constant float& softcap [[buffer(13)]],
-    constant long& has_weight [[buffer(14)]],
-    constant long& has_gradient [[buffer(15)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -102,7 +99,7 @@ kernel void cross_entropy(
   const long target = targets[row];
 
   if (target == ignore_index) {
-    for (long i = lane; i < n && has_gradient != 0; i += lanes) {
+    for (long i = lane; GRADIENT && i < n; i += lanes) {
       dlogits[i] = stored(0.0f);
     }
     if (lane == 0) {
@@ -112,23 +109,22 @@ kernel void cross_entropy(
     return;
   }
   const bool known = target >= 0 && target < classes;
-  const float w_target = !known ? NAN : (has_weight != 0 ? weights[target] : 1.0f);
+  const float w_target = !known ? NAN : (WEIGHT ? weights[target] : 1.0f);
 
   const bool smooths = smoothing > 0.0f;
-  const bool weighs = smooths && has_weight != 0;
+  const bool weighs = smooths && WEIGHT;
 
-  constexpr int keep = REGISTERS * sizeof(float) / sizeof(stored);
-  stored kept[keep];
+  stored kept[KEEP];
   row_sums sums;
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
       kept[k] = logits[i];
       sums.add(capped(wide(kept[k]), softcap), weight_at<wide>(weight, weighs, i), smooths);
     }
   }
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     sums.add(capped(wide(logits[i]), softcap), weight_at<wide>(weight, weighs, i), smooths);
   }
 
@@ -137,7 +133,7 @@ kernel void cross_entropy(
   gradient.nll = (1.0f - smoothing) * w_target;
   gradient.even = smoothing / float(classes);
   gradient.softcap = softcap;
-  gradient.divisor = *divisor;
+  gradient.divisor = MEAN ? *divisor : 1.0f;
   gradient.target = target;
   if (smooths) {
     sums.weighted = threadgroup_sum(sums.weighted, scratch + 64, lane, lanes);
@@ -154,29 +150,54 @@ kernel void cross_entropy(
     losses[row] = loss / gradient.divisor;
     lse_out[row] = lse;
   }
-  if (has_gradient == 0) {
+  if (!GRADIENT) {
     return;
   }
   // the logit of the target has been read, which the gradient may overwrite
   threadgroup_barrier(mem_flags::mem_device);
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
       dlogits[i] = stored(gradient.at(wide(kept[k]), weight_at<wide>(weight, weighs, i), i));
     }
   }
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     dlogits[i] = stored(gradient.at(wide(logits[i]), weight_at<wide>(weight, weighs, i), i));
   }
 }
 
-// One threadgroup. The order of the sum depends on the number of rows alone.
-template <typename A>
+// The number of targets that count, or the sum of their weights.
+template <bool WEIGHT>
+kernel void cross_entropy_divisor(
+    device const long* targets [[buffer(0)]],
+    device const float* weights [[buffer(1)]],
+    device float* divisor [[buffer(2)]],
+    constant long& rows [[buffer(3)]],
+    constant long& classes [[buffer(4)]],
+    constant long& ignore_index [[buffer(5)]],
+    uint lane [[thread_position_in_threadgroup]],
+    uint lanes [[threads_per_threadgroup]]) {
+  threadgroup float scratch[32];
+  float sum = 0.0f;
+  for (long row = lane; row < rows; row += lanes) {
+    const long target = targets[row];
+    if (target != ignore_index) {
+      // one that is no class makes the loss NaN by itself
+      sum += WEIGHT ? weights[min(max(target, long(0)), classes - 1)] : 1.0f;
+    }
+  }
+  sum = threadgroup_sum(sum, scratch, lane, lanes);
+  if (lane == 0) {
+    *divisor = sum;
+  }
+}
+
+template <bool MEAN>
 kernel void cross_entropy_total(
-    device const A* losses [[buffer(0)]],
-    device const A* divisor [[buffer(1)]],
-    device A* loss [[buffer(2)]],
+    device const float* losses [[buffer(0)]],
+    device const float* divisor [[buffer(1)]],
+    device float* loss [[buffer(2)]],
     constant long& rows [[buffer(3)]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -188,11 +209,6 @@ kernel void cross_entropy_total(
   sum = threadgroup_sum(sum, scratch, lane, lanes);
   if (lane == 0) {
     // the mean of nothing is NaN
-    *loss = *divisor == 0.0f ? NAN : sum;
+    *loss = MEAN && *divisor == 0.0f ? NAN : sum;
   }
 }
-
-INSTANTIATE_ROWS(cross_entropy)
-
-template [[host_name("cross_entropy_total_float")]] [[kernel]]
-decltype(cross_entropy_total<float>) cross_entropy_total<float>;

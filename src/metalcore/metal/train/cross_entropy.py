@@ -1,132 +1,66 @@
 # SPDX-License-Identifier: MIT
-"""Launches of cross_entropy, beside the logits and in their place."""
+"""Programs of cross_entropy, beside the logits and in their place."""
+
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel, round_up
-from metalcore.metal.train._rows import RowShare
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, round_up
+from metalcore.metal.train._rows import LONG_REGISTERS, RowShare
 
 FILE = "train/cross_entropy.metal"
-# Bytes of a row that a thread keeps in registers, as the kernel has it. Others take more of them.
-_KEPT_BYTES = 64
+# Registers of a thread for a row that fits into them, and of each the bytes.
+_REGISTERS, _BYTES = 16, 4
 _NONE, _MEAN = 0, 1
 
 
 @metal_kernel("cross_entropy")
-def plan_forward(
-    policy: Values,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    denominator: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: int,
-    need_dlogits: bool,
-) -> Planned | None:
-    if logits.dtype not in MSL_TYPE:
-        return None
-    logits = logits.contiguous()
-    dlogits = torch.empty_like(logits) if need_dlogits else logits.new_empty(0)
-    numbers = (label_smoothing, z_loss, softcap)
-    launches, loss, _ = _plan(
-        policy, logits, target, weight, denominator, ignore_index, numbers, reduction, dlogits
-    )
-    return launches, (loss, dlogits)
+def forward(p: Program, a: Arguments) -> Any:
+    if a.logits.shape[1] == 0:
+        return NotImplemented
+    logits = p.dense(a.logits)
+    dlogits = p.new_like(logits) if a.need_dlogits else p.new((0,), logits.dtype)
+    loss, _ = _loss(p, a, logits, dlogits if a.need_dlogits else None)
+    return loss, dlogits
 
 
 @metal_kernel("cross_entropy_")
-def plan_in_place(
-    policy: Values,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    denominator: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: int,
-) -> Planned | None:
-    if logits.dtype not in MSL_TYPE or not logits.is_contiguous():
-        return None
-    numbers = (label_smoothing, z_loss, softcap)
-    launches, loss, lse = _plan(
-        policy, logits, target, weight, denominator, ignore_index, numbers, reduction, logits
-    )
-    return launches, (loss, lse)
+def in_place(p: Program, a: Arguments) -> Any:
+    if a.logits.shape[1] == 0 or not a.logits.is_contiguous:
+        return NotImplemented
+    return _loss(p, a, a.logits, a.logits)
 
 
-def _plan(
-    policy: Values,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    denominator: Tensor | None,
-    ignore_index: int,
-    numbers: tuple[float, float, float],
-    reduction: int,
-    dlogits: Tensor,
-) -> tuple[list[Launch], Tensor, Tensor]:
-    rows, n = logits.shape
-    losses, lse = (logits.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    weights = None if weight is None else weight.float().contiguous()
-    divisor = _divisor(logits, target, weights, denominator, ignore_index, reduction)
-    launches = []
-    if logits.numel() > 0:
-        w = losses.new_empty(4) if weights is None else weights
-        row = RowShare.of(n, (logits, dlogits, w), policy)
-        is_long = n * logits.element_size() > row.lanes * _KEPT_BYTES
-        launches.append(
-            Launch(
-                FILE,
-                "cross_entropy",
-                ("long_" if is_long else "") + row.variant(logits.dtype),
-                (
-                    *(logits, logits, target.contiguous(), w, w, divisor, losses, lse),
-                    *(dlogits if dlogits.numel() else logits, row.chunks, ignore_index, *numbers),
-                    *(int(weight is not None), int(dlogits.numel() > 0)),
-                ),
-                threads=(rows * row.lanes, 1, 1),
-                group=(row.lanes, 1, 1),
-            )
-        )
-    if reduction == _NONE:
-        return launches, losses, lse
-    loss = logits.new_empty((), dtype=torch.float32)
-    lanes = min(policy["threads"], round_up(max(1, rows), 32))
-    launches.append(
-        Launch(
-            FILE,
-            "cross_entropy_total",
-            "float",
-            (losses, divisor, loss, rows),
-            threads=(lanes, 1, 1),
-            group=(lanes, 1, 1),
-        )
-    )
-    return launches, loss, lse
-
-
-def _divisor(
-    logits: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    denominator: Tensor | None,
-    ignore_index: int,
-    reduction: int,
-) -> Tensor:
-    """What losses are divided by, on the device: the host does not wait for it."""
-    if reduction != _MEAN:
-        return logits.new_ones(1, dtype=torch.float32)
-    if denominator is not None:
-        return denominator.float().reshape(1)
-    counted = target != ignore_index
-    if weights is None:
-        return counted.sum(dtype=torch.float32).reshape(1)
-    own = weights[target.clamp(0, weights.numel() - 1)]
-    return torch.where(counted, own, 0).sum().reshape(1)
+def _loss(
+    p: Program, a: Arguments, logits: Buffer, dlogits: Buffer | None
+) -> tuple[Buffer, Buffer]:
+    """The loss and the lse of each row; the gradient goes to `dlogits`."""
+    (rows, n), is_mean = logits.shape, a.reduction == _MEAN
+    losses, lse = p.new((rows,)), p.new((rows,))
+    target = p.dense(a.target)
+    weight = p.new((4,)) if a.weight is None else p.dense(a.weight, torch.float32)
+    lanes = min(p.policy["threads"], round_up(max(1, rows), SIMD_WIDTH))
+    divisor = weight
+    if is_mean and a.denominator is not None:
+        divisor = p.dense(a.denominator, torch.float32)
+    elif is_mean:
+        divisor = p.new((1,))
+        args = (target, weight, divisor, rows, n, a.ignore_index)
+        p.launch(FILE, "cross_entropy_divisor", (a.weight is not None,), args, lanes, lanes)
+    if rows:
+        out = p.new((4,), logits.dtype) if dlogits is None else dlogits
+        row = RowShare.of(n, (logits, out, weight), p.policy)
+        size = logits.dtype.itemsize
+        registers = LONG_REGISTERS if n * size > row.lanes * _REGISTERS * _BYTES else _REGISTERS
+        keep = registers * _BYTES // (size * row.width)
+        buffers = (logits, logits, target, weight, weight, divisor, losses, lse, out)
+        numbers = (row.chunks, a.ignore_index, a.label_smoothing, a.z_loss, a.softcap)
+        flags = (a.weight is not None, is_mean, dlogits is not None)
+        variant = (*row.variant(logits.dtype), keep, *flags)
+        p.launch(FILE, "cross_entropy", variant, (*buffers, *numbers), rows * row.lanes, row.lanes)
+    if a.reduction == _NONE:
+        return losses, lse
+    loss = p.new(())
+    p.launch(FILE, "cross_entropy_total", (is_mean,), (losses, divisor, loss, rows), lanes, lanes)
+    return loss, lse

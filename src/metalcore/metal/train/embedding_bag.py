@@ -1,159 +1,118 @@
 # SPDX-License-Identifier: MIT
-"""Launches of embedding_bag and embedding_bag_backward."""
+"""Programs of embedding_bag and embedding_bag_backward."""
+
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from metalcore._check import refuse_index
-from metalcore._policy import Values
-from metalcore.metal.launch import (
-    MSL_TYPE,
-    SIMD_WIDTH,
-    Call,
-    Launch,
-    Planned,
-    metal_kernel,
-    round_up,
-)
+from metalcore._check import expect, refuse_index
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Program, Size, round_up
 
 FILE = "train/embedding_bag.metal"
-_MAX = 2
+_MEAN, _MAX = 1, 2
 
 
-def _starts(
-    indices: Tensor, offsets: Tensor | None, bag_size: int, include_last_offset: bool
-) -> Tensor:
-    """Where each bag begins, and where the last one ends: [bags + 1]."""
-    n = indices.numel()
-    if offsets is None:
-        return torch.arange(0, n + 1, bag_size, device=indices.device)
-    ends = offsets if include_last_offset else torch.cat((offsets, offsets.new_full((1,), n)))
-    return ends.contiguous()
+class Bags(NamedTuple):
+    """How indices are divided, as kernels take it."""
 
+    number: int
+    has_offsets: bool
+    args: tuple[Buffer, int, int, int]
+    """The offsets, their number, that of the indices, and the size of bags without offsets."""
 
-def _grid(policy: Values, columns: int, rows: int) -> tuple[tuple[int, int, int], ...]:
-    """Threads and group for a thread per column and row."""
-    lanes = min(policy["threads"], round_up(columns, SIMD_WIDTH))
-    return (round_up(columns, lanes), rows, 1), (lanes, 1, 1)
-
-
-def _width(n: int, *tensors: Tensor) -> int:
-    return 4 if n % 4 == 0 and all(t.storage_offset() % 4 == 0 for t in tensors) else 1
+    @classmethod
+    def of(cls, p: Program, a: Arguments, indices: Buffer) -> "Bags":
+        count = indices.numel
+        if a.offsets is None:
+            return cls(count // a.bag_size, False, (indices, 0, count, a.bag_size))
+        given = a.offsets.numel
+        bags = max(0, given - 1) if a.include_last_offset else given
+        return cls(bags, True, (p.dense(a.offsets), given, count, 0))
 
 
 @metal_kernel("embedding_bag")
-def plan_forward(
-    policy: Values,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    bag_size: int,
-    mode: int,
-    padding_idx: int,
-    include_last_offset: bool,
-    scale_grad_by_freq: bool,
-    sparse: bool,
-) -> Planned | None:
-    if weight.dtype not in MSL_TYPE:
-        return None
-    weight, indices = weight.contiguous(), indices.contiguous()
-    starts = _starts(indices, offsets, bag_size, include_last_offset)
-    bags, (rows, n) = max(0, starts.numel() - 1), weight.shape
-    y = weight.new_empty((bags, n))
-    places = indices.new_empty((bags, n) if mode == _MAX else 0)
-    if indices.numel() == 0:
-        return [], (y.zero_(), places.fill_(-1))
-    wrong = torch.zeros(1, dtype=torch.int32, device=weight.device)
-    width = _width(n, weight)
-    launches = []
-    if y.numel():
-        factors = weight if per_sample_weights is None else per_sample_weights.contiguous()
-        threads, group = _grid(policy, n // width, bags)
-        launches.append(
-            Launch(
-                FILE,
-                "embedding_bag",
-                f"{MSL_TYPE[weight.dtype]}_{width}",
-                (
-                    *(weight, indices, starts, factors, y, places if places.numel() else indices),
-                    *(wrong, bags, rows, n // width, mode, padding_idx),
-                    int(per_sample_weights is not None),
-                ),
-                threads=threads,
-                group=group,
-            )
+def forward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    weight, indices = p.dense(a.weight), p.dense(a.indices)
+    bags, (rows, n) = Bags.of(p, a, indices), weight.shape
+    y = p.new((bags.number, n), weight.dtype)
+    places = p.new((bags.number, n) if a.mode == _MAX else (0,), torch.int64)
+    if indices.numel == 0:
+        return p.fill(y, 0.0), p.fill(places, -1)
+    if y.numel:
+        # an index out of range, and an offset
+        wrong = p.fill(p.new((2,), torch.int32), 0)
+        factors = weight if a.per_sample_weights is None else p.dense(a.per_sample_weights)
+        out = places if a.mode == _MAX else p.new((1,), torch.int64)
+        width = _width(n, weight)
+        chunks = n // width
+        buffers = (weight, indices, factors, y, out, wrong)
+        args = (*buffers, rows, chunks, a.padding_idx, *bags.args)
+        variant = (
+            *(MSL_TYPE[weight.dtype], width, a.mode),
+            *(bags.has_offsets, a.per_sample_weights is not None),
         )
-    return [*launches, Call(_refuse, (indices, rows, wrong))], (y, places)
+        p.launch(FILE, "embedding_bag", variant, args, *_grid(p, chunks, bags.number))
+        p.check(partial(_refuse, rows), wrong, indices)
+    return y, places
 
 
-def _refuse(indices: Tensor, rows: int, wrong: Tensor) -> None:
-    place = int(wrong.item())
+def _refuse(rows: int, wrong: Tensor, indices: Tensor) -> None:
+    place, is_offset = wrong.tolist()
+    count = indices.shape[0]
+    expect(
+        not is_offset,
+        "embedding_bag",
+        f"offsets must begin with 0, must not fall, and must not be past the {count} indices",
+    )
     if place:
         refuse_index("embedding_bag", int(indices[place - 1]), f"a table of {rows} rows")
 
 
 @metal_kernel("embedding_bag_backward")
-def plan_backward(
-    policy: Values,
-    dy: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    places: Tensor,
-    bag_size: int,
-    mode: int,
-    padding_idx: int,
-    include_last_offset: bool,
-    scale_grad_by_freq: bool,
-    need_per_sample: bool,
-) -> Planned | None:
-    if weight.dtype not in MSL_TYPE:
-        return None
-    dy, weight, indices, places = (t.contiguous() for t in (dy, weight, indices, places))
-    (rows, n), device = weight.shape, weight.device
-    dweight = torch.empty_like(weight)
-    dper_sample = dy.new_zeros(indices.numel() if need_per_sample else 0)
-    starts = _starts(indices, offsets, bag_size, include_last_offset)
-    end = int(starts[-1]) if include_last_offset and starts.numel() else indices.numel()
-    if dy.numel() == 0 or end == 0:
-        return [], (dweight.zero_(), dper_sample)
-    # each place's bag, the count of its bag, and the places in the order of their rows
-    used = indices[:end]
-    bag_of = torch.searchsorted(starts, torch.arange(end, device=device), right=True) - 1
-    counts = torch.zeros(starts.numel() - 1, dtype=torch.int64, device=device)
-    counts = counts.index_add(0, bag_of, (used != padding_idx).long())
-    rows_in_order, order = torch.sort(used, stable=True)
-    first = torch.searchsorted(rows_in_order, torch.arange(rows + 1, device=device))
-    factors = weight if per_sample_weights is None else per_sample_weights.contiguous()
-    width = _width(n, dy, weight)
-    variant = f"{MSL_TYPE[weight.dtype]}_{width}"
-    threads, group = _grid(policy, n // width, rows)
-    launches = [
-        Launch(
-            FILE,
-            "embedding_bag_backward",
-            variant,
-            (
-                *(dy, order, first, bag_of, counts[bag_of], factors),
-                *(places if mode == _MAX else order, dweight, n // width, mode, padding_idx),
-                *(int(per_sample_weights is not None), int(scale_grad_by_freq)),
-            ),
-            threads=threads,
-            group=group,
+def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    dy, weight, indices = p.dense(a.dy), p.dense(a.weight), p.dense(a.indices)
+    bags, (rows, n), count = Bags.of(p, a, indices), weight.shape, indices.numel
+    dweight = p.new_like(weight)
+    dper_sample = p.new((count if a.need_per_sample else 0,), dy.dtype)
+    if dy.numel == 0 or count == 0:
+        return p.fill(dweight, 0.0), p.fill(dper_sample, 0.0)
+    bag_of, rows_of = p.new((count,), torch.int64), p.new((count,), torch.int64)
+    flag, threads = bags.has_offsets, p.policy["threads"]
+    args = (indices, bag_of, rows_of, bags.number, rows, *bags.args)
+    p.launch(FILE, "embedding_bag_places", (flag,), args, round_up(count, threads), threads)
+    in_order, order = p.sort(rows_of)
+    first = p.new((rows + 1,), torch.int64)
+    of_rows = (in_order, first, rows, count)
+    p.launch(FILE, "embedding_bag_rows", (), of_rows, round_up(rows + 1, threads), threads)
+    used = bag_of
+    if a.mode == _MEAN:
+        used = p.new((bags.number,), torch.int64)
+        of_bags = (indices, used, bags.number, a.padding_idx, *bags.args)
+        p.launch(
+            FILE, "embedding_bag_used", (flag,), of_bags, round_up(bags.number, threads), threads
         )
-    ]
-    if need_per_sample:
-        args = (dy, weight, indices, bag_of, first, dper_sample, end, n // width, padding_idx)
-        launches.append(
-            Launch(
-                FILE,
-                "embedding_bag_factor",
-                variant,
-                (*args, int(scale_grad_by_freq)),
-                threads=(round_up(end * SIMD_WIDTH, policy["threads"]), 1, 1),
-                group=(policy["threads"], 1, 1),
-            )
-        )
-    return launches, (dweight, dper_sample)
+    width, has_factors = _width(n, dy, weight), a.per_sample_weights is not None
+    chunks, variant = n // width, (MSL_TYPE[weight.dtype], width)
+    factors = p.dense(a.per_sample_weights) if has_factors else weight
+    places = p.dense(a.places) if a.mode == _MAX else order
+    sums = (dy, order, first, bag_of, used, factors, places, dweight, chunks, a.padding_idx)
+    flags = (a.mode, has_factors, a.scale_grad_by_freq)
+    p.launch(FILE, "embedding_bag_backward", (*variant, *flags), sums, *_grid(p, chunks, rows))
+    if a.need_per_sample:
+        dots = (dy, weight, rows_of, bag_of, first, dper_sample, count, rows, chunks, a.padding_idx)
+        grid = (round_up(count * SIMD_WIDTH, threads), threads)
+        p.launch(FILE, "embedding_bag_factor", (*variant, a.scale_grad_by_freq), dots, *grid)
+    return dweight, dper_sample
+
+
+def _grid(p: Program, columns: int, rows: int) -> tuple[Size, Size]:
+    """Threads and group for a thread per column and row."""
+    lanes = min(p.policy["threads"], round_up(columns, SIMD_WIDTH))
+    return (round_up(columns, lanes), rows, 1), (lanes, 1, 1)
+
+
+def _width(n: int, *buffers: Buffer) -> int:
+    return 4 if n % 4 == 0 and all(b.is_aligned for b in buffers) else 1

@@ -1,88 +1,69 @@
 # SPDX-License-Identifier: MIT
-"""Launches of gather, index_select and scatter_add."""
+"""Programs of gather, index_select and scatter_add."""
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from metalcore._check import refuse_index
-from metalcore._policy import Values
-from metalcore.metal.launch import (
-    MSL_TYPE,
-    SIMD_WIDTH,
-    Call,
-    Launch,
-    Planned,
-    metal_kernel,
-    round_up,
-)
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Program, Size, round_up
 
 FILE = "train/gather.metal"
 
 
-def _grid(policy: Values, inner: int, rows: int) -> tuple[tuple[int, int, int], ...]:
-    lanes = min(policy["threads"], round_up(inner, SIMD_WIDTH))
-    return (round_up(inner, lanes), rows, 1), (lanes, 1, 1)
-
-
 @metal_kernel("gather")
-def plan_gather(policy: Values, x: Tensor, index: Tensor) -> Planned | None:
-    return _pick("gather", policy, x, index, index.shape[1], per_value=1)
+def gather(p: Program, a: Arguments) -> Buffer:
+    return _pick(p, a, "gather", a.index.shape[1])
 
 
 @metal_kernel("index_select")
-def plan_select(policy: Values, x: Tensor, index: Tensor) -> Planned | None:
-    return _pick("index_select", policy, x, index, index.numel(), per_value=0)
+def select(p: Program, a: Arguments) -> Buffer:
+    return _pick(p, a, "index_select", a.index.numel)
 
 
-def _pick(
-    op: str, policy: Values, x: Tensor, index: Tensor, count: int, per_value: int
-) -> Planned | None:
-    if x.dtype not in MSL_TYPE:
-        return None
-    x, index = x.contiguous(), index.contiguous()
+def _pick(p: Program, a: Arguments, op: str, count: int) -> Buffer:
+    x, index = p.dense(a.x), p.dense(a.index)
     outer, size, inner = x.shape
-    y = x.new_empty((outer, count, inner))
-    if y.numel() == 0:
-        return [], y
-    wrong = torch.zeros(1, dtype=torch.int32, device=x.device)
-    threads, group = _grid(policy, inner, outer * count)
-    launch = Launch(
-        FILE,
-        "gather",
-        MSL_TYPE[x.dtype],
-        (x, index, y, wrong, size, count, inner, per_value),
-        threads=threads,
-        group=group,
-    )
-    return [launch, Call(_refuse, (op, index, size, wrong))], y
+    y = p.new((outer, count, inner), x.dtype)
+    if y.numel:
+        wrong = p.fill(p.new((1,), torch.int32), 0)
+        variant = (MSL_TYPE[x.dtype], op == "gather")
+        args = (x, index, y, wrong, size, count, inner)
+        p.launch(FILE, "gather", variant, args, *_grid(p, inner, outer * count))
+        p.check(partial(_refuse_picked, op, size), wrong, index)
+    return y
 
 
-def _refuse(op: str, index: Tensor, size: int, wrong: Tensor) -> None:
-    place = int(wrong.item())
+def _refuse_picked(op: str, size: int, wrong: Tensor, index: Tensor) -> None:
+    place = int(wrong)
     if place:
-        refuse_index(op, int(index.view(-1)[place - 1]), f"a dimension of {size}")
+        refuse_index(op, int(index.reshape(-1)[place - 1]), f"a dimension of {size}")
 
 
 @metal_kernel("scatter_add")
-def plan_scatter_add(policy: Values, x: Tensor, index: Tensor, src: Tensor) -> Planned | None:
-    if x.dtype not in MSL_TYPE:
-        return None
-    x, index, src = x.contiguous(), index.contiguous(), src.contiguous()
-    (_, size, inner), count = x.shape, index.shape[1]
-    y = torch.empty_like(x)
-    if x.numel() == 0 or count == 0:
-        return [], y.copy_(x)
-    in_order, order = torch.sort(index, dim=1, stable=True)
-    low, high = int(in_order[:, 0].min()), int(in_order[:, -1].max())
-    if low < 0 or high >= size:
+def scatter_add(p: Program, a: Arguments) -> Buffer:
+    x, src = p.dense(a.x), p.dense(a.src)
+    (outer, size, inner), count = x.shape, a.index.shape[1]
+    y = p.new_like(x)
+    if x.numel == 0 or count == 0:
+        return p.copy(y, x)
+    in_order, order = p.sort(p.dense(a.index.transpose(1, 2)))
+    wrong = p.fill(p.new((1,), torch.int32), 0)
+    args = (x, in_order, order, src, y, wrong, size, count, inner)
+    variant = (MSL_TYPE[x.dtype],)
+    p.launch(FILE, "scatter_add", variant, args, *_grid(p, inner, outer * size))
+    p.check(partial(_refuse_scattered, size), wrong, in_order)
+    return y
+
+
+def _refuse_scattered(size: int, wrong: Tensor, in_order: Tensor) -> None:
+    if int(wrong):
+        low, high = int(in_order.min()), int(in_order.max())
         refuse_index("scatter_add", low if low < 0 else high, f"a dimension of {size}")
-    threads, group = _grid(policy, inner, x.shape[0] * size)
-    launch = Launch(
-        FILE,
-        "scatter_add",
-        MSL_TYPE[x.dtype],
-        (x, in_order.contiguous(), order.contiguous(), src, y, size, count, inner),
-        threads=threads,
-        group=group,
-    )
-    return [launch], y
+
+
+def _grid(p: Program, inner: int, rows: int) -> tuple[Size, Size]:
+    lanes = min(p.policy["threads"], round_up(inner, SIMD_WIDTH))
+    return (round_up(inner, lanes), rows, 1), (lanes, 1, 1)

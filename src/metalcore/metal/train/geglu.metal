@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: MIT
 // y = gelu(gate) * up;  dgate = dy * up * gelu'(gate), dup = dy * gelu(gate)
 //
-// One thread per chunk of WIDTH values; n counts chunks. The GELU is exact, or by tanh.
+// One thread per chunk of WIDTH values; n counts chunks. GELU is gelu_erf or gelu_tanh.
 
 #include "activation.h"
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, typename GELU>
 kernel void geglu(
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* up [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
     constant long& n [[buffer(3)]],
-    constant long& tanh [[buffer(4)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    y[i] = stored(activate(gelu_of{tanh != 0}, wide(gate[i])) * wide(up[i]));
+    y[i] = stored(activate<GELU>(wide(gate[i])) * wide(up[i]));
   }
 }
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, typename GELU>
 kernel void geglu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(1)]],
@@ -28,18 +27,14 @@ kernel void geglu_backward(
     device typename chunk<T, WIDTH>::stored* dgate [[buffer(3)]],
     device typename chunk<T, WIDTH>::stored* dup [[buffer(4)]],
     constant long& n [[buffer(5)]],
-    constant long& tanh [[buffer(6)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
     const wide d = wide(dy[i]);
     wide value, slope;
-    activate(gelu_of{tanh != 0}, wide(gate[i]), value, slope);
+    activate<GELU>(wide(gate[i]), value, slope);
     dgate[i] = stored(d * wide(up[i]) * slope);
     dup[i] = stored(d * value);
   }
 }
-
-INSTANTIATE_WIDTHS(geglu)
-INSTANTIATE_WIDTHS(geglu_backward)

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Launches of geglu and geglu_backward."""
+"""Programs of geglu and geglu_backward."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
-from metalcore.metal.train._elementwise import plan_elementwise
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
+from metalcore.metal.train._elementwise import elementwise
+from metalcore.metal.train.gelu import GELU
 
 
 @metal_kernel("geglu")
-def plan_forward(policy: Values, gate: Tensor, up: Tensor, tanh: bool) -> Planned | None:
-    return plan_elementwise(policy, "geglu", (gate, up), int(tanh))
+def forward(p: Program, a: Arguments) -> Buffer:
+    return elementwise(p, "geglu", (a.gate, a.up), variant=(GELU[a.tanh],))[0]
 
 
 @metal_kernel("geglu_backward")
-def plan_backward(
-    policy: Values, dy: Tensor, gate: Tensor, up: Tensor, tanh: bool
-) -> Planned | None:
-    return plan_elementwise(policy, "geglu_backward", (dy, gate, up), int(tanh), outputs=2)
+def backward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
+    inputs = (a.dy, a.gate, a.up)
+    return elementwise(p, "geglu_backward", inputs, variant=(GELU[a.tanh],), outputs=2)

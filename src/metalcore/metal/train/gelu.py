@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""Launches of gelu, bias_gelu and their gradients."""
+"""Programs of gelu, bias_gelu and their gradients."""
 
-from torch import Tensor
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
+from metalcore.metal.train._elementwise import with_bias
 
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
-from metalcore.metal.train._elementwise import plan_with_bias
+GELU = {False: "gelu_erf", True: "gelu_tanh"}
+"""What kernels compute a GELU by, for the argument tanh."""
 
 
 @metal_kernel("gelu")
-def plan_forward(policy: Values, x: Tensor, tanh: bool) -> Planned | None:
-    return plan_with_bias(policy, "gelu", (x,), None, int(tanh))
+def forward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "gelu", (a.x,), None, (GELU[a.tanh],))
 
 
 @metal_kernel("gelu_backward")
-def plan_backward(policy: Values, dy: Tensor, x: Tensor, tanh: bool) -> Planned | None:
-    return plan_with_bias(policy, "gelu_backward", (dy, x), None, int(tanh))
+def backward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "gelu_backward", (a.dy, a.x), None, (GELU[a.tanh],))
 
 
 @metal_kernel("bias_gelu")
-def plan_bias_forward(policy: Values, x: Tensor, bias: Tensor, tanh: bool) -> Planned | None:
-    return plan_with_bias(policy, "gelu", (x,), bias, int(tanh))
+def bias_forward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "gelu", (a.x,), a.bias, (GELU[a.tanh],))
 
 
 @metal_kernel("bias_gelu_backward")
-def plan_bias_backward(
-    policy: Values, dy: Tensor, x: Tensor, bias: Tensor, tanh: bool
-) -> Planned | None:
-    return plan_with_bias(policy, "gelu_backward", (dy, x), bias, int(tanh))
+def bias_backward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "gelu_backward", (a.dy, a.x), a.bias, (GELU[a.tanh],))

@@ -41,5 +41,3 @@ struct jsd {
     }
   }
 };
-
-INSTANTIATE_DIVERGENCE(jsd)

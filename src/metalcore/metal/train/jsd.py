@@ -1,31 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Launches of jsd and jsd_backward."""
+"""Programs of jsd and jsd_backward."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
 from metalcore.metal.train import _divergence
+
+FILE = "train/jsd.metal"
 
 
 @metal_kernel("jsd")
-def plan_forward(
-    policy: Values, input: Tensor, target: Tensor, beta: float, reduce: bool, scale: float
-) -> Planned | None:
-    return _divergence.plan_forward(policy, "jsd", input, target, beta, reduce, scale)
+def forward(p: Program, a: Arguments) -> Buffer:
+    return _divergence.forward(p, a, FILE, "jsd", a.beta)
 
 
 @metal_kernel("jsd_backward")
-def plan_backward(
-    policy: Values,
-    dloss: Tensor,
-    input: Tensor,
-    target: Tensor,
-    beta: float,
-    reduce: bool,
-    scale: float,
-    need_dtarget: bool,
-) -> Planned | None:
-    return _divergence.plan_backward(
-        policy, "jsd", dloss, input, target, beta, reduce, scale, need_dtarget
-    )
+def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    return _divergence.backward(p, a, FILE, "jsd", a.beta)

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: MIT
-// p (log p - x), where the target is log p if the parameter is 1 and p if it is 0.
+// p (log p - x), where the target is p, or log p. The parameter means nothing.
 
 #include "divergence.h"
 
-struct kl_div {
-  bool log_target;
-
-  kl_div(float parameter) : log_target(parameter != 0.0f) {}
+template <bool LOG_TARGET>
+struct divergence_from {
+  divergence_from(float) {}
 
   template <typename wide>
   wide value(wide x, wide t) const thread {
-    return log_target ? precise::exp(t) * (t - x) : times(t, precise::log(t)) - t * x;
+    return LOG_TARGET ? precise::exp(t) * (t - x) : times(t, precise::log(t)) - t * x;
   }
 
   template <typename wide>
   void slopes(wide x, wide t, thread wide& dx, thread wide& dt) const thread {
-    if (log_target) {
+    if (LOG_TARGET) {
       const wide p = precise::exp(t);
       dx = -p;
       dt = p * (t - x + 1.0f);
@@ -27,4 +26,5 @@ struct kl_div {
   }
 };
 
-INSTANTIATE_DIVERGENCE(kl_div)
+typedef divergence_from<false> kl_div;
+typedef divergence_from<true> kl_div_log_target;

@@ -1,33 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Launches of kl_div and kl_div_backward."""
+"""Programs of kl_div and kl_div_backward."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
 from metalcore.metal.train import _divergence
+
+FILE = "train/kl_div.metal"
+_KIND = {False: "kl_div", True: "kl_div_log_target"}
 
 
 @metal_kernel("kl_div")
-def plan_forward(
-    policy: Values, input: Tensor, target: Tensor, log_target: bool, reduce: bool, scale: float
-) -> Planned | None:
-    return _divergence.plan_forward(
-        policy, "kl_div", input, target, float(log_target), reduce, scale
-    )
+def forward(p: Program, a: Arguments) -> Buffer:
+    return _divergence.forward(p, a, FILE, _KIND[a.log_target], 0.0)
 
 
 @metal_kernel("kl_div_backward")
-def plan_backward(
-    policy: Values,
-    dloss: Tensor,
-    input: Tensor,
-    target: Tensor,
-    log_target: bool,
-    reduce: bool,
-    scale: float,
-    need_dtarget: bool,
-) -> Planned | None:
-    return _divergence.plan_backward(
-        policy, "kl_div", dloss, input, target, float(log_target), reduce, scale, need_dtarget
-    )
+def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    return _divergence.backward(p, a, FILE, _KIND[a.log_target], 0.0)

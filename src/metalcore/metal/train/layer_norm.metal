@@ -2,12 +2,12 @@
 // y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEPT chunks of WIDTH values each, and read the rest of a long row again. Lengths are
+// registers, KEEP chunks of WIDTH values each, and read the rest of a long row again. Lengths are
 // in chunks.
 
 #include "layer_norm.h"
 
-template <typename T, typename W, int WIDTH, int KEPT>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
 kernel void layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -19,8 +19,6 @@ kernel void layer_norm(
     constant long& n [[buffer(7)]],
     constant long& lanes [[buffer(8)]],
     constant float& eps [[buffer(9)]],
-    constant long& has_weight [[buffer(10)]],
-    constant long& has_bias [[buffer(11)]],
     uint thread_index [[thread_position_in_grid]],
     uint in_group [[thread_position_in_threadgroup]]) {
   threadgroup float scratch[64];
@@ -28,10 +26,8 @@ kernel void layer_norm(
   if (row >= rows) {
     return;
   }
-  const norm_of_rows<W, WIDTH> norm = {weight, bias, n, eps, has_weight, has_bias};
-  layer_norm_row<T, W, WIDTH, KEPT, false>(
+  const norm_of_rows<W, WIDTH, WEIGHT, BIAS> norm = {weight, bias, n, eps};
+  layer_norm_row<T, WIDTH, KEEP, false>(
       x + row * n, x, y + row * n, y, mean + row, rstd + row, norm, scratch, in_group % uint(lanes),
       uint(lanes));
 }
-
-INSTANTIATE_NORMS(layer_norm)

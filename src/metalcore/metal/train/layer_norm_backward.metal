@@ -8,7 +8,15 @@
 
 #include "layer_norm.h"
 
-template <typename T, typename W, int WIDTH>
+template <
+    typename T,
+    typename W,
+    int WIDTH,
+    int KEEP,
+    bool WEIGHT,
+    bool DSUM,
+    bool DWEIGHT,
+    bool DBIAS>
 kernel void layer_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
@@ -22,10 +30,6 @@ kernel void layer_norm_backward(
     constant long& rows [[buffer(9)]],
     constant long& rows_per_block [[buffer(10)]],
     constant long& n [[buffer(11)]],
-    constant long& has_weight [[buffer(12)]],
-    constant long& has_dsum [[buffer(13)]],
-    constant long& sums_weight [[buffer(14)]],
-    constant long& sums_bias [[buffer(15)]],
     uint block [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -42,7 +46,7 @@ kernel void layer_norm_backward(
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
-    scales[k] = i < n ? value_or<wide>(1.0f, weight, has_weight, i) : wide(0.0f);
+    scales[k] = i < n ? value_or<wide, WEIGHT>(1.0f, weight, i) : wide(0.0f);
     dweight[k] = wide(0.0f);
     dbias[k] = wide(0.0f);
   }
@@ -69,7 +73,7 @@ kernel void layer_norm_backward(
       dot += total(d[k] * scales[k] * v[k]);
     }
     for (long i = rest; i < n; i += lanes) {
-      const wide g = wide(dy_row[i]) * value_or<wide>(1.0f, weight, has_weight, i);
+      const wide g = wide(dy_row[i]) * value_or<wide, WEIGHT>(1.0f, weight, i);
       sum += total(g);
       dot += total(g * (wide(x_row[i]) - m) * r);
     }
@@ -83,7 +87,7 @@ kernel void layer_norm_backward(
       const long i = lane + k * long(lanes);
       if (i < n) {
         const wide g = (d[k] * scales[k] - sum - v[k] * dot) * r;
-        dx_row[i] = stored(has_dsum != 0 ? g + wide(dsum_row[i]) : g);
+        dx_row[i] = stored(DSUM ? g + wide(dsum_row[i]) : g);
         dweight[k] += d[k] * v[k];
         dbias[k] += d[k];
       }
@@ -91,13 +95,13 @@ kernel void layer_norm_backward(
     for (long i = rest; i < n; i += lanes) {
       const wide di = wide(dy_row[i]);
       const wide vi = (wide(x_row[i]) - m) * r;
-      const wide w = value_or<wide>(1.0f, weight, has_weight, i);
+      const wide w = value_or<wide, WEIGHT>(1.0f, weight, i);
       const wide g = (di * w - sum - vi * dot) * r;
-      dx_row[i] = stored(has_dsum != 0 ? g + wide(dsum_row[i]) : g);
-      if (sums_weight != 0) {
+      dx_row[i] = stored(DSUM ? g + wide(dsum_row[i]) : g);
+      if (DWEIGHT) {
         weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + di * vi;
       }
-      if (sums_bias != 0) {
+      if (DBIAS) {
         bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + di;
       }
     }
@@ -106,13 +110,11 @@ kernel void layer_norm_backward(
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * long(lanes);
-    if (i < n && sums_weight != 0) {
+    if (i < n && DWEIGHT) {
       weight_share[i] = dweight[k];
     }
-    if (i < n && sums_bias != 0) {
+    if (i < n && DBIAS) {
       bias_share[i] = dbias[k];
     }
   }
 }
-
-INSTANTIATE_TYPES(layer_norm_backward)

@@ -3,7 +3,7 @@
 // dx = rstd * (dy * scale - x * rstd^2 * mean(dy * scale * x)) + dsum
 // dweight[i] = sum_r dy[r, i] * x[r, i] * rstd[r]
 //
-// The threads of a row keep KEEP or KEPT chunks of WIDTH values each in registers, and read the
+// The threads of a row keep KEEP chunks of WIDTH values each in registers, and read the
 // rest of a long row again. Lengths are counted in chunks. Forward: one simdgroup or one
 // threadgroup per row. Backward: one threadgroup per block of rows, which also sums the block's
 // share of dweight; rms_norm_dweight adds up the shares in order.
@@ -12,7 +12,7 @@
 
 // One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks. Each simdgroup takes a run
 // of rows, for which it reads the weight once.
-template <typename T, typename W, int WIDTH>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
 kernel void rms_norm_simdgroup(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -23,7 +23,6 @@ kernel void rms_norm_simdgroup(
     constant long& n [[buffer(6)]],
     constant float& eps [[buffer(7)]],
     constant float& offset [[buffer(8)]],
-    constant long& has_weight [[buffer(9)]],
     uint thread_index [[thread_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
@@ -32,7 +31,7 @@ kernel void rms_norm_simdgroup(
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * 32;
-    scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
+    scales[k] = i < n ? scale_at<wide, WEIGHT>(weight, offset, i) : wide(0.0f);
   }
 
   const long first = thread_index / 32 * rows_per_simdgroup;
@@ -61,7 +60,7 @@ kernel void rms_norm_simdgroup(
 }
 
 // One threadgroup per row.
-template <typename T, typename W, int WIDTH, int KEPT>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
 kernel void rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
@@ -70,7 +69,6 @@ kernel void rms_norm(
     constant long& n [[buffer(4)]],
     constant float& eps [[buffer(5)]],
     constant float& offset [[buffer(6)]],
-    constant long& has_weight [[buffer(7)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -80,15 +78,15 @@ kernel void rms_norm(
   x += row * n;
   y += row * n;
 
-  stored kept[KEPT];
+  stored kept[KEEP];
   float sum = 0.0f;
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? x[i] : stored(0.0f);
     sum += total(wide(kept[k]) * wide(kept[k]));
   }
-  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     const wide v = wide(x[i]);
     sum += total(v * v);
   }
@@ -96,14 +94,14 @@ kernel void rms_norm(
 
   const float r = 1.0f / precise::sqrt(sum / float(n * WIDTH) + eps);
 #pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
-      y[i] = stored(wide(kept[k]) * r * scale_at<wide>(weight, has_weight, offset, i));
+      y[i] = stored(wide(kept[k]) * r * scale_at<wide, WEIGHT>(weight, offset, i));
     }
   }
-  for (long i = lane + KEPT * lanes; i < n; i += lanes) {
-    y[i] = stored(wide(x[i]) * r * scale_at<wide>(weight, has_weight, offset, i));
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
+    y[i] = stored(wide(x[i]) * r * scale_at<wide, WEIGHT>(weight, offset, i));
   }
   if (lane == 0) {
     rstd[row] = r;
@@ -111,7 +109,7 @@ kernel void rms_norm(
 }
 
 // One threadgroup per block of rows. share[block, i] is the block's part of dweight[i].
-template <typename T, typename W, int WIDTH>
+template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, bool SHARE>
 kernel void rms_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
@@ -124,9 +122,6 @@ kernel void rms_norm_backward(
     constant long& rows_per_block [[buffer(8)]],
     constant long& n [[buffer(9)]],
     constant float& offset [[buffer(10)]],
-    constant long& has_weight [[buffer(11)]],
-    constant long& has_dsum [[buffer(12)]],
-    constant long& has_share [[buffer(13)]],
     uint block [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -140,7 +135,7 @@ kernel void rms_norm_backward(
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
-    scales[k] = i < n ? scale_at<wide>(weight, has_weight, offset, i) : wide(0.0f);
+    scales[k] = i < n ? scale_at<wide, WEIGHT>(weight, offset, i) : wide(0.0f);
     sums[k] = wide(0.0f);
   }
 
@@ -164,8 +159,7 @@ kernel void rms_norm_backward(
       dot += total(g[k] * scales[k] * v[k]);
     }
     for (long i = lane + KEEP * lanes; i < n; i += lanes) {
-      dot +=
-          total(wide(dy_row[i]) * scale_at<wide>(weight, has_weight, offset, i) * wide(x_row[i]));
+      dot += total(wide(dy_row[i]) * scale_at<wide, WEIGHT>(weight, offset, i) * wide(x_row[i]));
     }
     // two halves of scratch in turn: the barrier of one row guards the half that the next reuses
     dot = threadgroup_sum(dot, scratch + 32 * (row % 2), lane, lanes);
@@ -176,7 +170,7 @@ kernel void rms_norm_backward(
       const long i = lane + k * lanes;
       if (i < n) {
         wide d = (g[k] * scales[k] - v[k] * pull) * r;
-        if (has_dsum != 0) {
+        if (DSUM) {
           d += wide(dsum_row[i]);
         }
         dx_row[i] = stored(d);
@@ -186,18 +180,18 @@ kernel void rms_norm_backward(
     for (long i = lane + KEEP * lanes; i < n; i += lanes) {
       const wide gi = wide(dy_row[i]);
       const wide vi = wide(x_row[i]);
-      wide d = (gi * scale_at<wide>(weight, has_weight, offset, i) - vi * pull) * r;
-      if (has_dsum != 0) {
+      wide d = (gi * scale_at<wide, WEIGHT>(weight, offset, i) - vi * pull) * r;
+      if (DSUM) {
         d += wide(dsum_row[i]);
       }
       dx_row[i] = stored(d);
-      if (has_share != 0) {
+      if (SHARE) {
         share[i] = (row == first ? wide(0.0f) : share[i]) + gi * (vi * r);
       }
     }
   }
 
-  if (has_share != 0) {
+  if (SHARE) {
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const long i = lane + k * lanes;
@@ -225,15 +219,3 @@ kernel void rms_norm_dweight(
   }
   dweight[i] = W(sum);
 }
-
-INSTANTIATE_TYPES(rms_norm_simdgroup)
-INSTANTIATE_NORMS(rms_norm)
-INSTANTIATE_TYPES(rms_norm_backward)
-
-#define INSTANTIATE_DWEIGHT(W)                      \
-  template [[host_name("rms_norm_dweight_" #W)]] [[ \
-      kernel]] decltype(rms_norm_dweight<W>) rms_norm_dweight<W>;
-
-INSTANTIATE_DWEIGHT(float)
-INSTANTIATE_DWEIGHT(half)
-INSTANTIATE_DWEIGHT(bfloat)

@@ -3,9 +3,9 @@
 //
 // One thread per unit of a row and position: WIDTH values and their partners. It keeps their
 // cosines and sines, and turns a run of the heads of q and then k by them. Heads are counted
-// through, those of k after those of q. Lengths, strides and tables are in chunks of WIDTH values;
-// the results have no gaps. Split-half: the partner is `half` chunks away; interleaved: the
-// neighbour. A row of the table that is not there gives NaN.
+// through, those of k after those of q. Lengths, strides (of batch, head and position) and tables
+// are in chunks of WIDTH values. Split-half: the partner is `half` chunks away; interleaved: the
+// neighbour. HALF: partners share a value of the table. A row that is not there gives NaN.
 
 #include "chunk.h"
 
@@ -22,11 +22,33 @@ inline float partners(float v, device const T* row, long i) {
   return float(row[i ^ 1]);
 }
 
+// Cosines or sines of chunk i, interleaved.
+template <bool HALF, typename T>
+inline float table_at(float, device const T* row, long i) {
+  return float(row[HALF ? i / 2 : i]);
+}
+
+template <bool HALF, typename T>
+inline float4 table_at(float4, device const vec<T, 4>* row, long i) {
+  if (!HALF) {
+    return float4(row[i]);
+  }
+  const float4 v = float4(row[i / 2]);
+  return i % 2 == 0 ? v.xxyy : v.zzww;
+}
+
 // The sign of the sine at chunk i, interleaved.
 inline float4 signs(float4, long) { return float4(-1.0f, 1.0f, -1.0f, 1.0f); }
 inline float signs(float, long i) { return i % 2 == 0 ? -1.0f : 1.0f; }
 
-template <typename T, typename W, int WIDTH, bool INTERLEAVED>
+template <
+    typename T,
+    typename W,
+    int WIDTH,
+    bool INTERLEAVED,
+    bool HALF,
+    bool POSITIONS,
+    bool INVERSE>
 kernel void rope(
     device const typename chunk<T, WIDTH>::stored* q [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* k [[buffer(1)]],
@@ -41,19 +63,13 @@ kernel void rope(
     constant long& heads_per_thread [[buffer(10)]],
     constant long& size [[buffer(11)]],
     constant long& half_size [[buffer(12)]],
-    constant long& q_batch [[buffer(13)]],
-    constant long& q_head [[buffer(14)]],
-    constant long& q_position [[buffer(15)]],
-    constant long& q_together [[buffer(16)]],
-    constant long& k_batch [[buffer(17)]],
-    constant long& k_head [[buffer(18)]],
-    constant long& k_position [[buffer(19)]],
-    constant long& k_together [[buffer(20)]],
-    constant long& has_positions [[buffer(21)]],
-    constant long& entries_batch [[buffer(22)]],
-    constant long& rows [[buffer(23)]],
-    constant long& row_size [[buffer(24)]],
-    constant long& inverse [[buffer(25)]],
+    constant long& entries_batch [[buffer(13)]],
+    constant long& rows [[buffer(14)]],
+    constant long& row_size [[buffer(15)]],
+    constant long* q_strides [[buffer(16)]],
+    constant long* k_strides [[buffer(17)]],
+    constant long* q_out_strides [[buffer(18)]],
+    constant long* k_out_strides [[buffer(19)]],
     uint3 at [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
@@ -74,24 +90,24 @@ kernel void rope(
   wide c_other = wide(NAN);
   wide s_other = wide(NAN);
   const long entry = batch * entries_batch + position;
-  const long row = has_positions != 0 ? positions[entry] : entry;
+  const long row = POSITIONS ? positions[entry] : entry;
   if (turns && row >= 0 && row < rows) {
     cos += row * row_size;
     sin += row * row_size;
-    c = wide(cos[unit]);
-    s = wide(sin[unit]);
     if (INTERLEAVED) {
-      if (inverse != 0) {
-        s = -partners(s, sin, unit);
+      c = table_at<HALF>(c, cos, unit);
+      s = table_at<HALF>(s, sin, unit);
+      if (INVERSE) {
+        s = HALF ? -s : -partners(s, sin, unit);
       }
       s *= signs(s, unit);
     } else {
-      const long second = row_size > half_size ? other : unit;
-      c_other = second == unit ? c : wide(cos[second]);
-      s_other = second == unit ? s : wide(sin[second]);
-      const wide first = s;
-      s = inverse != 0 ? s_other : -first;
-      s_other = inverse != 0 ? -first : s_other;
+      c = wide(cos[unit]);
+      c_other = HALF ? c : wide(cos[other]);
+      const wide first = wide(sin[unit]);
+      const wide second = HALF ? first : wide(sin[other]);
+      s = INVERSE ? second : -first;
+      s_other = INVERSE ? -first : second;
     }
   }
 
@@ -100,13 +116,10 @@ kernel void rope(
   for (long h = first_head; h < last_head; ++h) {
     const bool is_q = h < q_heads;
     const long head = is_q ? h : h - q_heads;
-    const long count = is_q ? q_heads : heads - q_heads;
-    device const stored* x = is_q ? q + batch * q_batch + head * q_head + position * q_position
-                                  : k + batch * k_batch + head * k_head + position * k_position;
-    const bool together = (is_q ? q_together : k_together) != 0;
-    const long place = together ? (batch * length + position) * count + head
-                                : (batch * count + head) * length + position;
-    device stored* y = (is_q ? q_out : k_out) + place * size;
+    constant long* from = is_q ? q_strides : k_strides;
+    constant long* to = is_q ? q_out_strides : k_out_strides;
+    device const stored* x = (is_q ? q : k) + batch * from[0] + head * from[1] + position * from[2];
+    device stored* y = (is_q ? q_out : k_out) + batch * to[0] + head * to[1] + position * to[2];
     if (!turns) {
       const long i = INTERLEAVED ? unit : other;
       y[i] = x[i];
@@ -121,19 +134,3 @@ kernel void rope(
     }
   }
 }
-
-#define INSTANTIATE(T, W, WIDTH, INTERLEAVED, name)                        \
-  template [[host_name("rope_" #T "_" #W "_" #WIDTH "_" name)]] [[kernel]] \
-  decltype(rope<T, W, WIDTH, INTERLEAVED>) rope<T, W, WIDTH, INTERLEAVED>;
-
-#define INSTANTIATE_LAYOUTS(T, W)           \
-  INSTANTIATE(T, W, 1, false, "split")      \
-  INSTANTIATE(T, W, 4, false, "split")      \
-  INSTANTIATE(T, W, 1, true, "interleaved") \
-  INSTANTIATE(T, W, 4, true, "interleaved")
-
-INSTANTIATE_LAYOUTS(float, float)
-INSTANTIATE_LAYOUTS(half, half)
-INSTANTIATE_LAYOUTS(half, float)
-INSTANTIATE_LAYOUTS(bfloat, bfloat)
-INSTANTIATE_LAYOUTS(bfloat, float)

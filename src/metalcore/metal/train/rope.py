@@ -1,102 +1,68 @@
 # SPDX-License-Identifier: MIT
-"""Launches of rope."""
+"""The program of rope."""
 
 import torch
-from torch import Tensor
 
-from metalcore._policy import Values
-from metalcore.metal.launch import MSL_TYPE, Launch, Planned, metal_kernel, round_up
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import MSL_TYPE, Arguments, Buffer, Program, round_up
 
 FILE = "train/rope.metal"
 
 
 @metal_kernel("rope")
-def plan(
-    policy: Values,
-    q: Tensor,
-    k: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor | None,
-    heads_dim: int,
-    rotary_dim: int,
-    interleaved: bool,
-    inverse: bool,
-) -> Planned | None:
-    if q.dtype not in MSL_TYPE:
-        return None
-    q_out = _empty_laid_out_as(q, heads_dim)
-    k_out = q.new_empty(0) if k is None else _empty_laid_out_as(k, heads_dim)
-    batches, length = q.shape[0], q.shape[3 - heads_dim]
-    q_heads, heads = q.shape[heads_dim], q.shape[heads_dim]
-    heads += 0 if k is None else k.shape[heads_dim]
-    if q_out.numel() + k_out.numel() == 0:
-        return [], (q_out, k_out)
-
-    cos, sin = (_table(t, q.dtype, interleaved, rotary_dim) for t in (cos, sin))
-    k = q if k is None else k
-    together = [int(_together(x, heads_dim)) for x in (q, k)]
-    q, k = _dense_rows(q), _dense_rows(k)
-    strides = [[x.stride(d) for d in (0, heads_dim, 3 - heads_dim)] for x in (q, k)]
-    sizes = (q.shape[-1], rotary_dim // 2, cos.shape[-1])
-    numbers = (*sizes, *strides[0], *strides[1], *(x.storage_offset() for x in (q, k, cos, sin)))
-    width = 4 if all(n % 4 == 0 for n in numbers) else 1
-    size, half, row = (n // width for n in sizes)
-    q_strides, k_strides = ([n // width for n in s] for s in strides)
-
-    entries = cos if positions is None else positions
-    per_batch = entries.dim() == (3 if positions is None else 2) and entries.shape[0] > 1
-    picked = q.new_empty(1, dtype=torch.int64) if positions is None else positions
-    run = min(heads, policy["heads_per_thread"])
-    units = size if interleaved else size - half
-    across = min(round_up(units, 4), policy["threads"])
-    group = (across, min(length, policy["threads"] // across), 1)
-    launch = Launch(
-        FILE,
-        "rope",
-        f"{MSL_TYPE[q.dtype]}_{MSL_TYPE[cos.dtype]}_{width}_"
-        + ("interleaved" if interleaved else "split"),
-        (
-            *(_memory(q), _memory(k), cos, sin, picked.contiguous()),
-            *(_memory(q_out), _memory(q_out if k_out.numel() == 0 else k_out)),
-            *(length, q_heads, heads, run, size, half),
-            *(*q_strides, together[0], *k_strides, together[1]),
-            *(int(positions is not None), length if per_batch else 0, cos.numel() // cos.shape[-1]),
-            *(row, int(inverse)),
-        ),
-        threads=(round_up(units, group[0]), round_up(length, group[1]), batches * -(-heads // run)),
-        group=group,
+def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+    heads_dim, q = a.heads_dim, a.q
+    q_out = _new_laid_out_as(p, q, heads_dim)
+    k_out = p.new((0,), q.dtype) if a.k is None else _new_laid_out_as(p, a.k, heads_dim)
+    if q_out.numel + k_out.numel == 0:
+        return q_out, k_out
+    # where there is no k, the kernel neither reads nor writes one
+    ends = (q_out, p.new((4, 1, 1, 1), q.dtype) if a.k is None else k_out)
+    starts = [x if x.stride[-1] == 1 else p.dense(x) for x in (q, q if a.k is None else a.k)]
+    cos, sin = (
+        p.dense(t, q.dtype if t.dtype == q.dtype else torch.float32) for t in (a.cos, a.sin)
     )
-    return [launch], (q_out, k_out)
+
+    dims = (0, heads_dim, 3 - heads_dim)
+    strides = [[x.stride[d] for d in dims] for x in (*starts, *ends)]
+    sizes = (q.shape[-1], a.rotary_dim // 2, cos.shape[-1])
+    is_wide = all(x.is_aligned for x in (*starts, cos, sin))
+    is_wide = is_wide and all(n % 4 == 0 for n in (*sizes, *strides[0], *strides[1]))
+    width = 4 if is_wide else 1
+    size, half, row = (n // width for n in sizes)
+    in_chunks = (tuple(n // width for n in s) for s in strides)
+
+    batches, length = q.shape[0], q.shape[3 - heads_dim]
+    q_heads = q.shape[heads_dim]
+    heads = q_heads + (0 if a.k is None else a.k.shape[heads_dim])
+    entries = a.cos if a.positions is None else a.positions
+    per_batch = len(entries.shape) == (3 if a.positions is None else 2) and entries.shape[0] > 1
+    positions = p.new((1,), torch.int64) if a.positions is None else p.dense(a.positions)
+    run = min(heads, p.policy["heads_per_thread"])
+    units = size if a.interleaved else size - half
+    across = min(round_up(units, 4), p.policy["threads"])
+    group = (across, min(length, p.policy["threads"] // across), 1)
+    threads = (round_up(units, across), round_up(length, group[1]), batches * -(-heads // run))
+    flags = (a.interleaved, sizes[2] < a.rotary_dim, a.positions is not None, a.inverse)
+    args = (
+        *(*(_memory(p, x) for x in starts), cos, sin, positions, *(_memory(p, x) for x in ends)),
+        *(length, q_heads, heads, run, size, half),
+        *(length if per_batch else 0, cos.numel // sizes[2], row, *in_chunks),
+    )
+    variant = (MSL_TYPE[q.dtype], MSL_TYPE[cos.dtype], width, *flags)
+    p.launch(FILE, "rope", variant, args, threads, group)
+    return q_out, k_out
 
 
-def _together(x: Tensor, heads_dim: int) -> bool:
-    """Whether the heads of a position are closer in memory than the positions of a head."""
-    return x.stride(heads_dim) < x.stride(3 - heads_dim)
+def _new_laid_out_as(p: Program, x: Buffer, heads_dim: int) -> Buffer:
+    """A result without gaps, with the heads of a position together if `x` has them so."""
+    is_together = x.stride[heads_dim] < x.stride[3 - heads_dim]
+    if is_together == (heads_dim == 2):
+        return p.new_like(x)
+    batches, a, b, size = x.shape
+    return p.new((batches, b, a, size), x.dtype).transpose(1, 2)
 
 
-def _empty_laid_out_as(x: Tensor, heads_dim: int) -> Tensor:
-    size = list(x.shape)
-    if _together(x, heads_dim) == (heads_dim == 2):
-        return x.new_empty(size)
-    size[1], size[2] = size[2], size[1]
-    return x.new_empty(size).transpose(1, 2)
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _memory(x: Tensor) -> Tensor:
-    """The memory that `x` spans, as a kernel takes it."""
-    if x.numel() == 0:
-        return x.new_empty(4)
-    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.as_strided((span,), (1,))
-
-
-def _table(t: Tensor, dtype: torch.dtype, interleaved: bool, rotary_dim: int) -> Tensor:
-    """Cosines or sines as kernels take them: in q's dtype or float32, interleaved ones whole."""
-    if interleaved and t.shape[-1] < rotary_dim:
-        t = t.repeat_interleave(2, -1)
-    return t.contiguous() if t.dtype == dtype else t.float().contiguous()
+def _memory(p: Program, x: Buffer) -> Buffer:
+    """All that `x` spans, as a kernel takes it."""
+    return x.memory() if x.numel else p.new((4,), x.dtype)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // y = silu(x + bias),  dx = dy * silu'(x + bias)
 //
-// One thread per chunk of WIDTH values. n and row count chunks; a row of 0 means there is no bias.
+// One thread per chunk of WIDTH values. n and row count chunks.
 
 #include "activation.h"
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, bool BIAS>
 kernel void silu(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(1)]],
@@ -16,12 +16,12 @@ kernel void silu(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    const wide v = row == 0 ? wide(x[i]) : wide(x[i]) + wide(bias[i % uint(row)]);
-    y[i] = stored(activate(silu_of(), v));
+    const wide v = BIAS ? wide(x[i]) + wide(bias[i % uint(row)]) : wide(x[i]);
+    y[i] = stored(activate<silu_of>(v));
   }
 }
 
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, bool BIAS>
 kernel void silu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
@@ -33,12 +33,9 @@ kernel void silu_backward(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    const wide v = row == 0 ? wide(x[i]) : wide(x[i]) + wide(bias[i % uint(row)]);
+    const wide v = BIAS ? wide(x[i]) + wide(bias[i % uint(row)]) : wide(x[i]);
     wide value, slope;
-    activate(silu_of(), v, value, slope);
+    activate<silu_of>(v, value, slope);
     dx[i] = stored(wide(dy[i]) * slope);
   }
 }
-
-INSTANTIATE_WIDTHS(silu)
-INSTANTIATE_WIDTHS(silu_backward)

@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Launches of silu, bias_silu and their gradients."""
+"""Programs of silu, bias_silu and their gradients."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
-from metalcore.metal.train._elementwise import plan_with_bias
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
+from metalcore.metal.train._elementwise import with_bias
 
 
 @metal_kernel("silu")
-def plan_forward(policy: Values, x: Tensor) -> Planned | None:
-    return plan_with_bias(policy, "silu", (x,), None)
+def forward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "silu", (a.x,), None)
 
 
 @metal_kernel("silu_backward")
-def plan_backward(policy: Values, dy: Tensor, x: Tensor) -> Planned | None:
-    return plan_with_bias(policy, "silu_backward", (dy, x), None)
+def backward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "silu_backward", (a.dy, a.x), None)
 
 
 @metal_kernel("bias_silu")
-def plan_bias_forward(policy: Values, x: Tensor, bias: Tensor) -> Planned | None:
-    return plan_with_bias(policy, "silu", (x,), bias)
+def bias_forward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "silu", (a.x,), a.bias)
 
 
 @metal_kernel("bias_silu_backward")
-def plan_bias_backward(policy: Values, dy: Tensor, x: Tensor, bias: Tensor) -> Planned | None:
-    return plan_with_bias(policy, "silu_backward", (dy, x), bias)
+def bias_backward(p: Program, a: Arguments) -> Buffer:
+    return with_bias(p, "silu_backward", (a.dy, a.x), a.bias)

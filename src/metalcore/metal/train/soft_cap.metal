@@ -34,6 +34,3 @@ kernel void soft_cap_backward(
     dx[i] = stored(wide(dy[i]) / c / c);
   }
 }
-
-INSTANTIATE_WIDTHS(soft_cap)
-INSTANTIATE_WIDTHS(soft_cap_backward)

@@ -3,13 +3,10 @@
 // * y))
 //
 // `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep KEEP
-// chunks of WIDTH values each in registers, those of a long row what REGISTERS hold, and read the
-// rest of it again. Lengths are in chunks.
+// chunks of WIDTH values each in registers, and read the rest of a long row again. Lengths are in
+// chunks.
 
-#include "elementwise.h"
 #include "log_sum_exp.h"
-
-constant constexpr int KEEP = 4;
 
 // The mask has a row for each (a, b, c) of x's rows [.., B, C], at strides that may be 0.
 struct mask_rows {
@@ -33,26 +30,25 @@ inline float4 within(float4 v, long first, long count) {
 }
 
 // The values of one row before exp.
-template <typename T, int WIDTH>
+template <typename T, int WIDTH, bool MASK>
 struct masked_row {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   device const stored* x;
   device const stored* mask;
   float scale;
-  bool has_mask;
   long count;
 
   wide at(long i) const thread {
     wide v = wide(x[i]) * scale;
-    if (has_mask) {
+    if (MASK) {
       v += wide(mask[i]);
     }
     return within(v, i * WIDTH, count);
   }
 };
 
-template <typename T, int WIDTH, int REGISTERS>
+template <typename T, int WIDTH, int KEEP, bool MASK, bool CAUSAL>
 kernel void softmax(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* mask [[buffer(1)]],
@@ -61,13 +57,11 @@ kernel void softmax(
     constant long& n [[buffer(4)]],
     constant long& lanes [[buffer(5)]],
     constant float& scale [[buffer(6)]],
-    constant long& causal [[buffer(7)]],
-    constant long& has_mask [[buffer(8)]],
-    constant long& b [[buffer(9)]],
-    constant long& c [[buffer(10)]],
-    constant long& stride_a [[buffer(11)]],
-    constant long& stride_b [[buffer(12)]],
-    constant long& stride_c [[buffer(13)]],
+    constant long& b [[buffer(7)]],
+    constant long& c [[buffer(8)]],
+    constant long& stride_a [[buffer(9)]],
+    constant long& stride_b [[buffer(10)]],
+    constant long& stride_c [[buffer(11)]],
     uint thread_index [[thread_position_in_grid]],
     uint in_group [[thread_position_in_threadgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
@@ -79,29 +73,28 @@ kernel void softmax(
   }
   const uint lane = in_group % uint(lanes);
   y += row * n;
-  mask += has_mask != 0 ? mask_rows{b, c, stride_a, stride_b, stride_c}.start(row) : 0;
+  mask += MASK ? mask_rows{b, c, stride_a, stride_b, stride_c}.start(row) : 0;
   // with causal, c is the number of rows that see one more element each
-  const long count = causal != 0 ? min(n * WIDTH, row % c + 1) : n * WIDTH;
-  const masked_row<T, WIDTH> v = {x + row * n, mask, scale, has_mask != 0, count};
+  const long count = CAUSAL ? min(n * WIDTH, row % c + 1) : n * WIDTH;
+  const masked_row<T, WIDTH, MASK> v = {x + row * n, mask, scale, count};
 
-  constexpr int keep = REGISTERS > 4 * KEEP ? REGISTERS / WIDTH : KEEP;
-  wide kept[keep];
+  wide kept[KEEP];
   float most = -INFINITY;
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     kept[k] = i < n ? v.at(i) : wide(-INFINITY);
     most = max(most, largest(kept[k]));
   }
   running_sum rest;
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     rest.add(v.at(i));
   }
   most = threadgroup_max(max(most, rest.most), scratch, lane, uint(lanes));
 
   float sum = rest.sum * precise::exp(rest.most - origin(most));
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     kept[k] = precise::exp(kept[k] - most);
     sum += total(kept[k]);
   }
@@ -109,18 +102,18 @@ kernel void softmax(
   sum = threadgroup_sum(sum, scratch + 32, lane, uint(lanes));
 
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
       y[i] = stored(kept[k] / sum);
     }
   }
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     y[i] = stored(precise::exp(v.at(i) - most) / sum);
   }
 }
 
-template <typename T, int WIDTH, int REGISTERS>
+template <typename T, int WIDTH, int KEEP>
 kernel void softmax_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* y [[buffer(1)]],
@@ -143,35 +136,29 @@ kernel void softmax_backward(
   y += row * n;
   dx += row * n;
 
-  // as they are stored: half types take a register for two
-  constexpr int keep =
-      REGISTERS > 4 * KEEP ? (sizeof(T) == 2 ? REGISTERS : 4 * KEEP) / WIDTH : KEEP;
-  stored g[keep];
-  stored p[keep];
+  stored g[KEEP];
+  stored p[KEEP];
   float dot = 0.0f;
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     g[k] = i < n ? dy[i] : stored(0.0f);
     p[k] = i < n ? y[i] : stored(0.0f);
     dot += total(wide(g[k]) * wide(p[k]));
   }
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     dot += total(wide(dy[i]) * wide(y[i]));
   }
   dot = threadgroup_sum(dot, scratch, lane, uint(lanes));
 
 #pragma unroll
-  for (int k = 0; k < keep; ++k) {
+  for (int k = 0; k < KEEP; ++k) {
     const long i = lane + k * lanes;
     if (i < n) {
       dx[i] = stored(wide(p[k]) * (wide(g[k]) - dot) * scale);
     }
   }
-  for (long i = lane + keep * lanes; i < n; i += lanes) {
+  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
     dx[i] = stored(wide(y[i]) * (wide(dy[i]) - dot) * scale);
   }
 }
-
-INSTANTIATE_ROWS(softmax)
-INSTANTIATE_ROWS(softmax_backward)

@@ -15,7 +15,7 @@ kernel void swiglu(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    y[i] = stored(activate(silu_of(), wide(gate[i])) * wide(up[i]));
+    y[i] = stored(activate<silu_of>(wide(gate[i])) * wide(up[i]));
   }
 }
 
@@ -33,11 +33,8 @@ kernel void swiglu_backward(
   if (i < n) {
     const wide d = wide(dy[i]);
     wide value, slope;
-    activate(silu_of(), wide(gate[i]), value, slope);
+    activate<silu_of>(wide(gate[i]), value, slope);
     dgate[i] = stored(d * wide(up[i]) * slope);
     dup[i] = stored(d * value);
   }
 }
-
-INSTANTIATE_WIDTHS(swiglu)
-INSTANTIATE_WIDTHS(swiglu_backward)

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Launches of swiglu and swiglu_backward."""
+"""Programs of swiglu and swiglu_backward."""
 
-from torch import Tensor
-
-from metalcore._policy import Values
-from metalcore.metal.launch import Planned, metal_kernel
-from metalcore.metal.train._elementwise import plan_elementwise
+from metalcore.metal.plans import metal_kernel
+from metalcore.metal.program import Arguments, Buffer, Program
+from metalcore.metal.train._elementwise import elementwise
 
 
 @metal_kernel("swiglu")
-def plan_forward(policy: Values, gate: Tensor, up: Tensor) -> Planned | None:
-    return plan_elementwise(policy, "swiglu", (gate, up))
+def forward(p: Program, a: Arguments) -> Buffer:
+    return elementwise(p, "swiglu", (a.gate, a.up))[0]
 
 
 @metal_kernel("swiglu_backward")
-def plan_backward(policy: Values, dy: Tensor, gate: Tensor, up: Tensor) -> Planned | None:
-    return plan_elementwise(policy, "swiglu_backward", (dy, gate, up), outputs=2)
+def backward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
+    return elementwise(p, "swiglu_backward", (a.dy, a.gate, a.up), outputs=2)

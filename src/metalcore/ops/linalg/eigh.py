@@ -166,6 +166,13 @@ def _(dtype: torch.dtype) -> Example:
     return Example((_separate(dtype, 1, 33), True), reduces_over=33)
 
 
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    # nearly diagonal: few rotations of pairs of blocks
+    A = torch.diag(torch.arange(70.0) + 1) + torch.randn(1, 70, 70) / 500
+    return Example(((A + A.mT).to(dtype) / 2, False), reduces_over=70)
+
+
 @_values.example
 def _(dtype: torch.dtype) -> Example:
     return Example((_separate(dtype, 5, 9), False), reduces_over=9)

@@ -78,9 +78,6 @@ def trsm(
     return X.squeeze(-1) if vectors else X
 
 
-trsm_batched = trsm
-
-
 def _as_systems(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Check, and bring both to the same batch."""
     expect_float("trsm", A=A, B=B)

@@ -260,6 +260,14 @@ def _(dtype: torch.dtype) -> Example:
     return Example((dy, *args[:4], places, *args[4:], False, True), reduces_over=100)
 
 
+@backward.example
+def _(dtype: torch.dtype) -> Example:
+    dy, weight = torch.randn(3, 8).to(dtype), torch.randn(10, 8).to(dtype)
+    indices, places = torch.randint(10, (12,)), torch.zeros(0, dtype=torch.int64)
+    args = (dy, weight, indices, None, None, places, 4, MODES["mean"], -1, False, False, False)
+    return Example(args, reduces_over=12)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     weight, indices, offsets, per_sample_weights, *ctx.rest, ctx.sparse = inputs
     ctx.set_materialize_grads(False)

@@ -94,9 +94,6 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     return _bias_forward(x, bias, tanh)  # type: ignore[no-any-return]
 
 
-metal_gelu = gelu
-
-
 def is_left_to_torch(approximate: str, x: Tensor, *others: Tensor) -> bool:
     """Whether x is small; not exact in float32: for that torch calls another library, which takes
     longer than our call."""

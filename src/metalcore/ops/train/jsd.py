@@ -104,6 +104,12 @@ def _(dtype: torch.dtype) -> Example:
     return Example((x, t, 0.3, True, 0.2), reduces_over=5000)
 
 
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    x, t = (torch.randn(5, 40).log_softmax(-1).to(dtype) for _ in range(2))
+    return Example((x, t, 0.3, False, 1.0), reduces_over=1)
+
+
 @_backward.example
 def _(dtype: torch.dtype) -> Example:
     x, t, d = (torch.randn(5, 1000).log_softmax(-1).to(dtype) for _ in range(3))

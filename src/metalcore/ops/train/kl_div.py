@@ -103,6 +103,12 @@ def _(dtype: torch.dtype) -> Example:
     return Example((x, t, True, True, 0.2), reduces_over=5000)
 
 
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    x, t = (torch.randn(5, 40).log_softmax(-1).to(dtype) for _ in range(2))
+    return Example((x, t, True, False, 1.0), reduces_over=1)
+
+
 @_backward.example
 def _(dtype: torch.dtype) -> Example:
     x, p = torch.randn(5, 1000).log_softmax(-1).to(dtype), torch.rand(5, 1000).to(dtype)

@@ -151,6 +151,12 @@ def _(dtype: torch.dtype) -> Example:
     return Example((x, weight, 1e-6, 0.0), reduces_over=1000)
 
 
+@forward.example
+def _(dtype: torch.dtype) -> Example:
+    x, weight = torch.randn(8, 64).to(dtype), torch.randn(64).to(dtype)
+    return Example((x, weight, 1e-6, 0.0), reduces_over=64)
+
+
 @backward.example
 def _(dtype: torch.dtype) -> Example:
     x, weight = torch.randn(5, 1000).to(dtype), torch.randn(1000).to(dtype)

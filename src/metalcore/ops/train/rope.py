@@ -111,9 +111,6 @@ def apply_rotary_pos_emb_single(
     return y if x.dim() == 4 else y.view(x.shape)
 
 
-rope_forward = rope_fwd = apply_rotary_pos_emb
-
-
 def rotate_back(op: str, dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of q and k [B, S, H, D] from those of what they were rotated to, for `op`."""
     size = dq.shape[-1]

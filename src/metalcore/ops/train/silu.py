@@ -73,9 +73,6 @@ def bias_silu(x: Tensor, bias: Tensor) -> Tensor:
     return _bias_forward(x, bias)  # type: ignore[no-any-return]
 
 
-metal_silu = silu
-
-
 def silu_slope(x: Tensor) -> Tensor:
     """The derivative of silu, in plain torch."""
     s = torch.sigmoid(x)

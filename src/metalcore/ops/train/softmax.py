@@ -109,9 +109,6 @@ def _as_numbers(mask: Tensor, x: Tensor) -> tuple[Tensor, torch.dtype]:
     return mask.to(wide).reshape(mask.shape or (1,)), wide
 
 
-fused_softmax = softmax
-
-
 @_forward.reference
 def _(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     a = accumulate(x) * scale
