@@ -8,6 +8,7 @@ of no gradient; it is what a compiled graph runs.
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from metalcore import _torch, _trace
 from metalcore._autograd import as_one_batch, as_tuple, differentiable, one_by_one, pull_back
 from metalcore._check import forbid_reference, refuse_gradient
+from metalcore._lazy import Registry, define
 
 library = torch.library.Library("metalcore_kernels", "DEF")
 """Where kernels are registered."""
@@ -42,18 +44,17 @@ class Example(NamedTuple):
 class Composition:
     """A function with a gradient of its own, computed by ops: its schema, meaning and examples."""
 
-    all: ClassVar[dict[str, "Composition"]] = {}
+    all: ClassVar[Registry["Composition"]] = Registry()
 
     def __init__(self, schema: str, *, batched: bool = False) -> None:
         """`batched`: every tensor has the same leading batch dimensions, any number of them."""
         self.name = schema.split("(", 1)[0]
         self.schema = schema
         self._vmap = (as_one_batch if batched else one_by_one)(self)
-        _public.define(schema, tags=_TAGS)
+        self._overload = define(_public, schema, tags=_TAGS)
         # the second key comes before what a function transform does to an op
         for key in ("CompositeImplicitAutograd", "FuncTorchDynamicLayerFrontMode"):
             _public.impl(self.name, self._call, key)
-        self._overload = getattr(torch.ops.metalcore, self.name).default
         self.arguments = self._overload._schema.arguments
         self._tensors = [i for i, a in enumerate(self.arguments) if str(a.type) in _TENSORS]
         self._compute: Function
@@ -61,7 +62,7 @@ class Composition:
         self.meaning: Function
         self.samples: list[Callable[[torch.dtype], Example]] = []
         self.determined: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda outputs: outputs
-        self.all[self.name] = self
+        self.all.add(self.name, self)
 
     def __call__(self, *args: Any) -> Any:
         return self._overload(*args) if _is_compiling() else self._call(*args)
@@ -158,12 +159,11 @@ class Op(Composition):
     """An operator with kernels. Its reference is the fallback, the rule for shapes and the truth
     for tests."""
 
-    all: ClassVar[dict[str, "Op"]] = {}  # type: ignore[assignment]
+    all: ClassVar[Registry["Op"]] = Registry()  # type: ignore[assignment]
 
     def __init__(self, schema: str, *, batched: bool = False) -> None:
         super().__init__(schema, batched=batched)
-        library.define(schema, tags=_TAGS)
-        kernel = getattr(torch.ops.metalcore_kernels, self.name).default._op
+        kernel = define(library, schema, tags=_TAGS)._op
         written = [i for i, a in enumerate(self.arguments) if a.is_write]
 
         def write(*args: Any) -> Any:
@@ -177,7 +177,12 @@ class Op(Composition):
 
     def reference(self, fn: Function) -> Function:
         library.impl(self.name, self.run_reference, "CompositeExplicitAutograd")
+        library.impl(self.name, self._on_gpu, "MPS")
         return super().reference(fn)
+
+    def _on_gpu(self, *args: Any) -> Any:
+        # loaded where there is a GPU
+        return import_module("metalcore.metal.run").on_gpu(self.name, args)
 
     def run_reference(self, *args: Any) -> Any:
         """Compute the op by its meaning: what happens where no kernel takes it."""

@@ -7,8 +7,9 @@ of torch, but for the parts of an op overload that `_op.py` reads.
 
 import importlib
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,3 +185,40 @@ def forget(replacement: Callable[..., Any], original: Callable[..., Any]) -> Non
     known = getattr(dynamo, "get_torch_obj_rule_map", None)
     if known is not None and known.cache_info().currsize and replacement in known():
         known()[original] = known().pop(replacement)
+
+
+# Where torch looks ops up.
+
+_state = threading.local()
+
+
+@contextmanager
+def defining() -> Iterator[None]:
+    """A block that defines an op: torch asks whether it is there, and it need not be."""
+    _state.defines = True
+    try:
+        yield
+    finally:
+        _state.defines = False
+
+
+def watch_namespace(name: str, load: Callable[[], None]) -> None:
+    """Let `torch.ops.<name>` call `load` where an op is asked for that is not there yet.
+
+    Where that cannot be watched, everything is loaded at once.
+    """
+    base = _find("torch._ops", "_OpNamespace", None)
+    if base is None:
+        load()
+        return
+
+    class Namespace(base):  # type: ignore[misc]
+        # compilers look ops up by it
+        __module__ = base.__module__
+
+        def __getattr__(self, op: str) -> Any:
+            if not (op.startswith("__") or getattr(_state, "defines", False)):
+                load()
+            return super().__getattr__(op)
+
+    setattr(torch.ops, name, Namespace(name))

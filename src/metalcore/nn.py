@@ -179,9 +179,6 @@ class Softmax(torch.nn.Softmax):
         return softmax(x, -1 if self.dim is None else self.dim)
 
 
-MetalLayerNorm = LayerNorm
-
-
 class EmbeddingBag(torch.nn.EmbeddingBag):
     """`torch.nn.EmbeddingBag` computed by metalcore: same arguments, same state_dict.
 
@@ -209,10 +206,3 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
             self.include_last_offset,
             self.padding_idx,
         )
-
-
-MetalEmbeddingBag = EmbeddingBag
-MetalRMSNorm = RMSNorm
-MetalSiLU = SiLU
-MetalGELU = GELU
-MetalSoftmax = Softmax

@@ -1,0 +1,33 @@
+# What `metalcore` offers. A name is loaded when it is first asked for.
+from metalcore import linalg as linalg, metal as metal, nn as nn, optim as optim, patch as patch, train as train
+from metalcore._simulate import simulate as simulate
+from metalcore._trace import Record as Record, trace as trace
+from metalcore.linalg import *
+from metalcore.metal.run import has_metal_kernels as has_metal_kernels
+from metalcore.patch.accelerate import accelerate as accelerate
+from metalcore.patch.kernel_layers import kernel_mapping as kernel_mapping, write_kernel_repository as write_kernel_repository
+from metalcore.patch.overrides import disable_pytorch_overrides as disable_pytorch_overrides, enable_pytorch_overrides as enable_pytorch_overrides, get_active_overrides as get_active_overrides, overrides as overrides
+from metalcore.train import *
+
+# Names of the original: programs written for it run unchanged.
+from metalcore.nn import FusedAddRMSNorm as FusedAddRMSNorm, RotaryEmbedding as RotaryEmbedding
+from metalcore.ops.train.add_layer_norm import fused_add_layernorm as fused_add_layernorm
+from metalcore.ops.train.add_rms_norm import fused_add_rmsnorm as fused_add_rmsnorm
+from metalcore.ops.train.rms_norm import RMSNormFunction as RMSNormFunction
+from metalcore.ops.train.rope import apply_rotary_pos_emb_single as apply_rotary_pos_emb_single
+from metalcore.patch.accelerate import patch_transformers_rmsnorm as patch_transformers_rmsnorm, patch_transformers_rope as patch_transformers_rope
+from metalcore.patch.comfy import is_patched as is_patched, patch_comfy as patch_comfy, unpatch_comfy as unpatch_comfy
+MetalEmbeddingBag = nn.EmbeddingBag
+MetalGELU = nn.GELU
+MetalLayerNorm = nn.LayerNorm
+MetalRMSNorm = nn.RMSNorm
+MetalSiLU = nn.SiLU
+MetalSoftmax = nn.Softmax
+fused_softmax = softmax
+metal_gelu = gelu
+metal_silu = silu
+rope_forward = apply_rotary_pos_emb
+rope_fwd = apply_rotary_pos_emb
+trsm_batched = trsm
+
+__version__: str
