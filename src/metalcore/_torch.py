@@ -207,7 +207,7 @@ def watch_namespace(name: str, load: Callable[[], None]) -> None:
 
     Where that cannot be watched, everything is loaded at once.
     """
-    base = _find("torch._ops", "_OpNamespace", None)
+    base: Any = _find("torch._ops", "_OpNamespace", None)
     if base is None:
         load()
         return

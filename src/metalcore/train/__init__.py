@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What transformers are trained and run with: norms, activations, losses, rotary embedding, optimizer.
+"""What transformers are trained and run with: norms, activations, losses, optimizer.
 
 One line per op is in the stub, `__init__.pyi`.
 """
