@@ -72,6 +72,13 @@ def test_without_the_compiled_part_the_reference_computes() -> None:
     assert found.stdout.strip() == "(2, 5, 1025) reference", found.stderr
 
 
+def test_the_variant_of_another_op_does_not_stay() -> None:
+    with metalcore.trace() as t:
+        metalcore.rms_norm(torch.randn(4, 64))
+        metalcore.rms_norm(torch.randn(4, 64, device="meta"))
+    assert [(r.device, r.path, r.variant) for r in t.records[1:]] == [("meta", "reference", "")]
+
+
 def test_strict_forbids_the_reference() -> None:
     found = run(RUN, METALCORE_CPU="none", METALCORE_STRICT="1")
     assert found.returncode == 1

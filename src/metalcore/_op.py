@@ -8,6 +8,7 @@ of no gradient; it is what a compiled graph runs.
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -181,17 +182,21 @@ class Op(Composition):
         return super().reference(fn)
 
     def _on_gpu(self, *args: Any) -> Any:
-        # loaded where there is a GPU
-        return import_module("metalcore.metal.run").on_gpu(self.name, args)
+        return _metal().on_gpu(self.name, args)
 
     def run_reference(self, *args: Any) -> Any:
         """Compute the op by its meaning: what happens where no kernel takes it."""
         x = next(_trace.tensors(args))
-        if _is_real(x):
-            if os.environ.get("METALCORE_STRICT") == "1":
-                forbid_reference(self.name, x)
-            _trace.note("reference")
+        if os.environ.get("METALCORE_STRICT") == "1" and _is_real(x):
+            forbid_reference(self.name, x)
+        _trace.note("reference")
         return self.meaning(*args)
+
+
+@cache
+def _metal() -> Any:
+    """A layer above this one, loaded where there is a GPU."""
+    return import_module("metalcore.metal.run")
 
 
 def accumulate(x: Tensor) -> Tensor:

@@ -5,12 +5,10 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from metalcore import _native, _torch
@@ -133,23 +131,28 @@ class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
             calls[key] += 1
             if not math.isnan(r.seconds):
                 seconds[key] = seconds.get(key, 0.0) + r.seconds
-        table = Table("op", "device", "dtype", "path", "variant", "calls", "ms")
+        rows = []
         for what in sorted(calls, key=lambda k: -seconds.get(k, 0.0)):
             ms = f"{seconds[what] * 1e3:.3f}" if what in seconds else "not timed"
-            table.add_row(*what, str(calls[what]), ms)
-        return _printed(table)
+            rows.append((*what, str(calls[what]), ms))
+        return _table(("op", "device", "dtype", "path", "variant", "calls", "ms"), rows)
 
     def __str__(self) -> str:
-        table = Table("op", "device", "dtype", "shape", "path", "variant", "ms")
+        rows = []
         for r in self.records:
-            shape = "x".join(map(str, r.shape))
-            table.add_row(
-                r.op, r.device, r.dtype, shape, r.path, r.variant, f"{r.seconds * 1e3:.3f}"
-            )
-        return _printed(table)
+            shape, ms = "x".join(map(str, r.shape)), f"{r.seconds * 1e3:.3f}"
+            rows.append((r.op, r.device, r.dtype, shape, r.path, r.variant, ms))
+        return _table(("op", "device", "dtype", "shape", "path", "variant", "ms"), rows)
 
 
-def _printed(table: Table) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    # on use: they take longer to load than an op
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
     console = Console(width=120)
     with console.capture() as capture:
         console.print(table)
