@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -17,23 +18,27 @@ thread_local const char* metalcore_variant = "";
 extern "C" {
 
 // Counts up with every change of what the loader and the schemas expect of a library.
-__attribute__((visibility("default"))) int metalcore_interface() { return 2; }
+__attribute__((visibility("default"))) int metalcore_interface() { return 3; }
 
 __attribute__((visibility("default"))) const char* metalcore_last_variant() {
   return metalcore_variant;
 }
 
-// 1 if a kernel has this knob.
-__attribute__((visibility("default"))) int metalcore_set_knob(const char* op, const char* name,
-                                                              int64_t value) {
-  int found = 0;
+// A line `op name value` for each knob.
+__attribute__((visibility("default"))) const char* metalcore_knobs() {
+  static thread_local std::string lines;
+  lines.clear();
   for (auto* knob = metalcore::cpu::Knob::first; knob != nullptr; knob = knob->next) {
-    if (std::strcmp(knob->op, op) == 0 && std::strcmp(knob->name, name) == 0) {
-      knob->value = value;
-      found = 1;
-    }
+    lines += std::string(knob->op) + " " + knob->name + " " + std::to_string(knob->value) + "\n";
   }
-  return found;
+  return lines.c_str();
+}
+
+__attribute__((visibility("default"))) void metalcore_set_knob(const char* op, const char* name,
+                                                               int64_t value) {
+  for (auto* knob = metalcore::cpu::Knob::first; knob != nullptr; knob = knob->next) {
+    if (std::strcmp(knob->op, op) == 0 && std::strcmp(knob->name, name) == 0) knob->value = value;
+  }
 }
 
 __attribute__((visibility("default"))) int metalcore_any(const int32_t* values, int64_t count) {

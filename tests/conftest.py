@@ -18,14 +18,16 @@ if "ONEDNN_MAX_CPU_ISA" not in os.environ and _cpu.exists() and "amx_tile" in _c
     _is_killed = _probe.returncode == -signal.SIGILL
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16" if _is_killed else "ALL"
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
-from metalcore import _native
+from metalcore import _native, _policy
+from metalcore._route import Route
 from tests.backends import BACKENDS, DEVICES, Backend, shipped_kernels, simulated_kernels
 
 hypothesis.settings.register_profile(
@@ -42,6 +44,35 @@ def _repeatable() -> Iterator[None]:
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def write_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Path]]:
+    """Writes the user's policy file, next to which no packaged number of this CPU counts."""
+    file = tmp_path / "policy.toml"
+    monkeypatch.setattr(_policy, "packaged_file", lambda: tmp_path / "none.toml")
+    monkeypatch.setenv("METALCORE_POLICY", str(file))
+
+    def write(text: str) -> Path:
+        file.write_text(text)
+        _policy.changed()
+        return file
+
+    write("")
+    yield write
+    monkeypatch.undo()
+    _policy.changed()
+
+
+@pytest.fixture
+def always_ours() -> Iterator[None]:
+    """No call is left to torch, whatever the machine's numbers say."""
+    with ExitStack() as stack:
+        for route in Route.all.values():
+            stack.enter_context(route.forced(to_torch=False))
+        yield
 
 
 @pytest.fixture(params=BACKENDS, ids=str)

@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,25 @@ def test_info_names_the_ops_there_are() -> None:
     assert "rms_norm_backward" in found.output
 
 
+def test_tune_shows_what_applies_and_where_it_comes_from(
+    write_policy: Callable[[str], Path],
+) -> None:
+    file = write_policy(
+        '[silu]\nmeasured = "a slow day"\nfloat32 = { from = 77, ratio = 1.5 }\n'
+        "[qr.cpu]\ninterleaved_up_to = 99\n"
+    )
+    found = run(app, ["tune", "--show", "silu", "qr"])
+    assert found.exit_code == 0
+    for text in ("77", "1.5x", "a slow day", file.name, "99", "built in", "number: qr"):
+        assert text in found.output, text
+    assert run(app, ["tune", "nothing"]).exit_code == 2
+
+
 def test_the_module_is_a_command() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "metalcore", "--help"], capture_output=True, text=True, check=True
     )
-    for command in ("doctor", "bench", "demo", "info"):
+    for command in ("doctor", "bench", "demo", "info", "tune"):
         assert command in found.stdout
 
 

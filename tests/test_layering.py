@@ -12,12 +12,12 @@ PYTHON = sorted(p for root in ("src", "bench", "tests") for p in (ROOT / root).r
 # Lower layers first. A module imports its own layer and those below it.
 LAYERS = [
     {"_lazy", "_measure", "_native", "_report", "_text", "_torch", "_trace"},
-    {"_autograd", "_check", "_policy"},
-    {"_accuracy", "_op"},
+    {"_autocast", "_autograd", "_check", "_policy"},
+    {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
     {"nn", "optim", "linalg", "train"},
     {"patch", "_simulate", "_where"},
-    {"doctor", "info", "demo", "bench"},
+    {"doctor", "info", "demo", "bench", "tune"},
     {"cli", "__main__", "__init__"},
 ]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every op has its files under all roots, a bench, an example and a line in the docs."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -15,6 +17,8 @@ STORIES = sorted(
     for p in (ROOT / "src/metalcore/ops").glob("*/[!_]*.py")
 )
 KERNEL_STORIES = {op.story for op in Op.all.values()}
+# Sizes that choose between two algorithms of ours, whatever the machine.
+BETWEEN_OURS = {"_BLOCK_ROWS", "_SVD_UP_TO"}
 FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
 
 
@@ -30,7 +34,6 @@ def test_an_op_has_the_same_path_under_every_root(story: str) -> None:
     # a formula over other ops needs no kernel of its own
     if story in KERNEL_STORIES:
         paths += [
-            f"src/metalcore/ops/{story}.toml",
             f"src/metalcore/metal/{story}.metal",
             f"src/metalcore/metal/{story}.py",
             f"csrc/cpu/{story}.cpp",
@@ -67,6 +70,32 @@ def test_public_functions_say_what_they_take_and_return() -> None:
         if callable(item) and not isinstance(item, type) and ".ops." in module:
             for part in ("Args:", "Returns:", "Example:"):
                 assert part in item.__doc__, f"metalcore.{name}: no {part} in its docstring"
+
+
+def _is_size(node: ast.AST) -> bool:
+    names = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    return bool(names & {"numel", "shape", "size", "nbytes"})
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "src/metalcore/ops").rglob("*.py")), ids=lambda p: p.stem
+)
+def test_no_size_in_an_op_decides_between_torch_and_ours(path: Path) -> None:
+    """That is `_route.py`'s to say, with numbers of the machine."""
+    parts = path.relative_to(ROOT / "src").with_suffix("").parts
+    named = vars(importlib.import_module(".".join(parts)))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare) and _is_size(node):
+            numbers = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - BETWEEN_OURS
+            numbers += [named.get(name) for name in names]
+            assert not [n for n in numbers if type(n) is int and n >= 32], ast.unparse(node)
+
+
+def test_numbers_of_machines_are_in_one_place() -> None:
+    assert not [*(ROOT / "src/metalcore/ops").rglob("*.toml")]
+    for path in (ROOT / "src/metalcore").rglob("*.py"):
+        assert "exec(" not in path.read_text(), path
 
 
 @pytest.mark.parametrize("pattern", ["utils", "helpers", "common.py", "_v2", "_new", "legacy"])

@@ -19,7 +19,7 @@ _SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon",)}
 _TORCH_NAME = {"AVX512": "avx512", "AVX2": "avx2"}
 
 # What `metalcore_interface` of a library must be that goes with these sources.
-_INTERFACE = 2
+_INTERFACE = 3
 
 isa: str | None = None
 """The instruction set in use; None where no compiled kernels are loaded."""
@@ -79,6 +79,7 @@ def load() -> None:
     _library.metalcore_last_variant.restype = ctypes.c_char_p
     _library.metalcore_any.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     _library.metalcore_build_info.restype = ctypes.c_char_p
+    _library.metalcore_knobs.restype = ctypes.c_char_p
     isa = candidates[0]
 
 
@@ -87,11 +88,20 @@ def last_variant() -> str:
     return "" if _library is None else str(_library.metalcore_last_variant().decode())
 
 
-def set_knob(op: str, name: str, value: int) -> bool:
-    """Set a tuned number of a CPU kernel; whether there is such a one."""
-    if _library is None:
-        return False
-    return bool(_library.metalcore_set_knob(op.encode(), name.encode(), ctypes.c_int64(value)))
+def knobs() -> dict[str, dict[str, int]]:
+    """The tuned numbers of CPU kernels, by op and name."""
+    found: dict[str, dict[str, int]] = {}
+    if _library is not None:
+        for line in _library.metalcore_knobs().decode().splitlines():
+            op, name, value = line.split()
+            found.setdefault(op, {})[name] = int(value)
+    return found
+
+
+def set_knob(op: str, name: str, value: int) -> None:
+    """Set a tuned number of a CPU kernel."""
+    if _library is not None:
+        _library.metalcore_set_knob(op.encode(), name.encode(), ctypes.c_int64(value))
 
 
 def any_nonzero(info: torch.Tensor) -> bool:

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from metalcore import _native, _torch
 
-# By its own name: to look it up takes as long as the call. A compiler takes it for true.
-_is_compiling = torch.compiler.is_dynamo_compiling
-
 
 class Record(NamedTuple):
     """One call of one op. `seconds` is wall time, on a GPU including the wait for its result."""
@@ -30,8 +27,8 @@ class Record(NamedTuple):
 
 
 _last = threading.local()
-# The traces and simulations that were entered, on any thread.
-_entered: list[Any] = []
+entered: list[Any] = []
+"""The traces and simulations that were entered, on any thread."""
 
 
 def tensors(args: Iterable[Any]) -> Iterator[Tensor]:
@@ -52,13 +49,13 @@ class WatchingMode(_torch.DispatchMode):  # type: ignore[misc]
     """A mode that wants to see every op, also those that torch could compute."""
 
     def __enter__(self) -> Any:
-        _entered.append(self)
+        entered.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _entered.remove(self)
+        entered.remove(self)
 
 
 class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
@@ -159,26 +156,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return capture.get()
 
 
-def left_to_torch(op: str, x: Tensor) -> bool:
-    """Whether torch itself, which is ahead for such an `x`, may compute `op`: on a CPU.
-
-    A trace shows the path `torch`. Compilers and the simulator want the op: its kernel makes the
-    same choice for itself, in a call that takes 5 us.
-    """
-    return x.is_cpu and not _is_compiling() and (not _entered or note_torch(op, x))
+def wants_ops() -> bool:
+    """Whether a mode other than a trace is active, such as a simulation: it is to see every op."""
+    return not all(isinstance(mode, trace) for mode in _torch.dispatch_modes())
 
 
-def note_torch(op: str, x: Tensor) -> bool:
-    """Record that torch is about to compute `op`; its time is not measured.
-
-    False where another mode than a trace is active, which wants the op.
-    """
-    watching: list[Any] = _torch.dispatch_modes()
-    if not all(isinstance(mode, trace) for mode in watching):
-        return False
-    for mode in watching:
-        mode.add(op, x, "torch", "", float("nan"))
-    return True
+def record_torch_path(op: str, x: Tensor) -> None:
+    """Tell the traces that torch is about to compute `op`; its time is not measured."""
+    for mode in _torch.dispatch_modes():
+        if isinstance(mode, trace):
+            mode.add(op, x, "torch", "", float("nan"))
 
 
 def _now(device: torch.device) -> float:

@@ -94,6 +94,38 @@ def bench(
 
 
 @app.command()
+def tune(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops; default all.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only print what applies here.")] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    packaged: Annotated[
+        bool,
+        typer.Option("--packaged", help="Write the file of this machine class in the package."),
+    ] = False,
+) -> None:
+    """Measure from which sizes on metalcore is ahead of torch here, and follow that from now on."""
+    import os
+
+    import torch
+
+    from metalcore import _policy
+    from metalcore import tune as it
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if packaged:
+        os.environ["METALCORE_POLICY"] = os.devnull
+        _policy.changed()
+    try:
+        if show:
+            it.show(ops or [])
+        else:
+            it.run(ops or [], _policy.packaged_file() if packaged else _policy.user_file())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
 def demo(
     steps: Annotated[int, typer.Option(help="Training steps for each model.")] = 30,
     html_file: Annotated[Path, typer.Option("--html", help="The report.")] = Path("report.html"),

@@ -26,7 +26,7 @@ def describe(name: str) -> dict[str, Any]:
         "files": op.story,
         "schema": op.schema,
         "backends": {b: _where.kernel_dtypes(op, b) for b in BACKENDS},
-        "policy": {b: policy(stem, b) for b in (*BACKENDS, "override", "accuracy")},
+        "policy": {b: policy(stem, b) for b in BACKENDS},
     }
 
 

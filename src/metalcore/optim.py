@@ -110,7 +110,7 @@ class AdamW(torch.optim.AdamW):
         """Take one step; `closure`, if given, computes the loss that is returned."""
         if self.defaults["differentiable"]:
             for p in self._params():
-                _trace.left_to_torch("adamw_step", p)
+                _trace.record_torch_path("adamw_step", p)
             return super().step(closure)
         loss = None
         if closure is not None:

@@ -13,7 +13,6 @@ import torch
 
 import metalcore
 from metalcore._text import batches
-from metalcore.ops.train import add_layer_norm, cross_entropy, fused_swiglu_mlp, layer_norm
 from tests.backends import Backend
 from tests.convergence.models import OURS, PLAIN, Gpt, Llama, Model, Size, train
 
@@ -24,13 +23,8 @@ each_model = pytest.mark.parametrize("model", [Llama, Gpt], ids=["llama", "gpt"]
 
 
 @each_model
-def test_float32_losses_are_the_same_at_every_step(
-    backend: Backend, model: type[Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # our kernels, also where torch's would be faster
-    monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", 0)
-    for op in (layer_norm, add_layer_norm, cross_entropy):
-        monkeypatch.setattr(op, "left_to_torch", lambda *_: False)
+@pytest.mark.usefixtures("always_ours")
+def test_float32_losses_are_the_same_at_every_step(backend: Backend, model: type[Model]) -> None:
     # on the CPU large enough for its kernels, in the simulator as few and as small as will do
     simulated, full = (40, 16, 2, 8, 10 * LR), (STEPS, 64, 8, 64, LR)
     steps, width, batch, time, lr = simulated if backend.name == "sim" else full

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import metalcore
-from metalcore.patch import _functions, _linalg, _replace, _training
+from metalcore._route import Route
+from metalcore.patch import _replace
 from metalcore.patch.overrides import GROUPS
 
 PLACES = [place for group in GROUPS for place in _replace.PLACES[group]]
@@ -24,13 +25,8 @@ ORIGINALS = found()
 
 
 def take_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_functions, _training):
-        for name in vars(module):
-            if name.endswith("_FROM"):
-                monkeypatch.setattr(module, name, 1)
-    for name in _linalg.LIMITS:
-        monkeypatch.setitem(_linalg.LIMITS, name, _linalg.Limits(1, 1, 10**9, 10**9, 0))
-    monkeypatch.setitem(_linalg.SCOPE, "VALUES_FROM", 1)
+    for route in Route.all.values():
+        monkeypatch.setattr(route, "_forced", False)
 
 
 def ops_of(function: Callable[[], Any]) -> set[str]:

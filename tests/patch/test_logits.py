@@ -93,6 +93,7 @@ def _results(linear: Callable[..., Tensor], use: Callable[[Tensor], Tensor]) -> 
     return [result, *torch.autograd.grad(result, leaves)]
 
 
+@pytest.mark.usefixtures("always_ours")
 @pytest.mark.parametrize("use", [*LOSSES, *OTHER])
 def test_results_and_gradients_are_those_of_the_logits(use: Callable[[Tensor], Tensor]) -> None:
     with metalcore.trace() as t:

@@ -11,6 +11,7 @@ from torch import Tensor
 import metalcore
 from metalcore._accuracy import error, tolerance
 from metalcore._op import Op
+from metalcore._route import Route
 from tests.backends import Backend
 from tests.check import check_op, check_registration
 from tests.strategies import dtypes, layouts
@@ -72,10 +73,8 @@ def _check_in_place(backend: Backend, args: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("size", [(40,), (6, 40), (2, 40, 3, 2)], ids=str)
-def test_equals_torch(
-    backend: Backend, size: tuple[int, ...], reduction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_equals_torch(backend: Backend, size: tuple[int, ...], reduction: str) -> None:
     target = torch.randint(0, 40, size[:1][: len(size) - 1] + size[2:])
     if target.dim():
         target.view(-1)[1] = 7
@@ -101,10 +100,6 @@ def test_equals_torch(
         assert error(dx, expected_dx) <= allowed
 
 
-def _never_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(metalcore.cross_entropy.__globals__, "left_to_torch", lambda *_: False)
-
-
 @given(st.data(), dtypes, st.sampled_from([5, 130]))
 def test_any_layout(data: st.DataObject, dtype: torch.dtype, classes: int) -> None:
     x = data.draw(layouts(torch.randn(6, classes).to(dtype)))
@@ -114,12 +109,12 @@ def test_any_layout(data: st.DataObject, dtype: torch.dtype, classes: int) -> No
     assert error(loss, truth) <= tolerance("cross_entropy", dtype, classes)
 
 
-def test_large_inputs_take_the_kernel_and_small_ones_torch() -> None:
-    with metalcore.trace() as t:
-        metalcore.cross_entropy(torch.randn(2, 10), torch.tensor([1, 2]))
-        metalcore.cross_entropy(torch.randn(20, 1000), torch.zeros(20, dtype=torch.long))
-        # torch has no soft cap
-        metalcore.cross_entropy(torch.randn(2, 10), torch.tensor([1, 2]), softcap=5.0)
+def test_only_what_torch_has_may_be_left_to_torch() -> None:
+    x, target = torch.randn(2, 10), torch.tensor([1, 2])
+    with Route.all["cross_entropy"].forced(to_torch=True), metalcore.trace() as t:
+        metalcore.cross_entropy(x, target, label_smoothing=0.1)
+        metalcore.cross_entropy(x, target, softcap=5.0)
+        metalcore.cross_entropy(x, target, z_loss=0.1)
     assert [r.path.split(":")[0] for r in t.records] == ["torch", "cpu", "cpu"]
 
 
@@ -136,10 +131,8 @@ def test_a_large_gradient_is_written_whole() -> None:
         assert t.records[0].variant == "rows_streamed"
 
 
-def test_the_gradient_takes_the_memory_of_the_logits(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_the_gradient_takes_the_memory_of_the_logits(backend: Backend) -> None:
     hidden, weight = backend.randn(6, 8).requires_grad_(), backend.randn(50, 8).requires_grad_()
     target = _targets(backend, 6, 50)
     for reduction in ("mean", "none"):
@@ -156,10 +149,8 @@ def test_the_gradient_takes_the_memory_of_the_logits(
         torch.testing.assert_close(found[0], found[1])
 
 
-def test_in_place_works_once_and_only_where_a_gradient_is_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_in_place_works_once_and_only_where_a_gradient_is_recorded() -> None:
     x, target = torch.randn(4, 9), torch.tensor([1, 2, 3, 4])
     before = x.clone()
     metalcore.cross_entropy(x, target, inplace_backward=True)
@@ -177,8 +168,8 @@ def test_in_place_works_once_and_only_where_a_gradient_is_recorded(
         loss.backward()
 
 
-def test_wrong_targets_raise_and_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_wrong_targets_raise_and_write_nothing() -> None:
     x = torch.randn(3, 5, requires_grad=True)
     before = x.detach().clone()
     for bad in (5, -1):
@@ -200,8 +191,8 @@ def test_wrong_targets_are_nan_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4, -1e4])
-def test_hard_values(backend: Backend, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_hard_values(backend: Backend, value: float) -> None:
     x = backend.randn(4, 5000)
     x[1, 13] = value
     x[2, :4500] = value
@@ -216,10 +207,8 @@ def test_hard_values(backend: Backend, value: float, monkeypatch: pytest.MonkeyP
     assert error(dx, expected_dx) <= tolerance("cross_entropy", torch.float32, 5000)
 
 
-def test_the_mean_of_nothing_is_nan_and_has_no_slope(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _never_by_torch(monkeypatch)
+@pytest.mark.usefixtures("always_ours")
+def test_the_mean_of_nothing_is_nan_and_has_no_slope(backend: Backend) -> None:
     x = backend.randn(3, 6).requires_grad_()
     target = torch.full((3,), -100, device=x.device)
     loss = metalcore.cross_entropy(x, target)

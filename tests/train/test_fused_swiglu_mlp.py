@@ -10,7 +10,6 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore.ops.train import fused_swiglu_mlp
 from tests.backends import Backend
 from tests.train.products import by_torch, in_blocks
 
@@ -26,11 +25,6 @@ SIZES = (
     (H, RANK),
     (H,),
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", 0)
 
 
 @pytest.fixture(params=["torch", "blocks"])
@@ -127,24 +121,14 @@ def test_the_kernels_of_the_device_compute_it(backend: Backend) -> None:
     assert {r.path.split(":")[0] for r in t.records} == {backend.path}
 
 
-def test_the_residual_sets_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_residual_sets_the_dtype() -> None:
     x, gate, up, down, *_ = _inputs(Backend("cpu"), torch.float32)
-    for small in (0, 1 << 14):
-        monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", small)
-        for dtype in (torch.float64, torch.bfloat16):
-            residual = torch.randn(T, H).to(dtype).requires_grad_()
-            y = metalcore.fused_swiglu_mlp(x, gate, up, down, residual=residual)
-            assert y.dtype == dtype
-            dx, d = torch.autograd.grad(y.sum(), (x, residual))
-            assert (dx.dtype, d.dtype) == (torch.float32, dtype)
-
-
-def test_small_inputs_take_the_gradients_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_swiglu_mlp, "_SMALL", 1 << 14)
-    leaves = _inputs(Backend("cpu"), torch.float64)
-    y = metalcore.fused_swiglu_mlp(*leaves, EPS, lora_scale=0.5)
-    assert "SwigluMlp" not in type(y.grad_fn).__name__
-    torch.testing.assert_close(y, _plain(*leaves))
+    for dtype in (torch.float64, torch.bfloat16):
+        residual = torch.randn(T, H).to(dtype).requires_grad_()
+        y = metalcore.fused_swiglu_mlp(x, gate, up, down, residual=residual)
+        assert y.dtype == dtype
+        dx, d = torch.autograd.grad(y.sum(), (x, residual))
+        assert (dx.dtype, d.dtype) == (torch.float32, dtype)
 
 
 def test_dropout_leaves_out_what_torch_would() -> None:

@@ -42,19 +42,10 @@ def test_equals_torch_in_any_layout() -> None:
         elementwise.check_equals_torch("gelu", ours, theirs, 1)
 
 
-def test_small_inputs_go_to_torch() -> None:
-    elementwise.check_path("gelu", partial(metalcore.gelu, approximate="tanh"), 1)
-
-
-def test_small_exact_float32_goes_to_the_kernel() -> None:
-    elementwise.check_path("gelu", metalcore.gelu, 1, small="cpu")
-
-
-def test_torch_takes_more_with_a_gradient() -> None:
-    tanh = {"approximate": "tanh"}
-    for op, ours, inputs in (("gelu", metalcore.gelu, 1), ("bias_gelu", metalcore.bias_gelu, 2)):
-        elementwise.check_torch_takes_more_with_a_gradient(op, partial(ours, **tanh), inputs, 5000)
-        elementwise.check_torch_takes_more_with_a_gradient(op, ours, inputs, 10000, torch.bfloat16)
+@pytest.mark.usefixtures("always_ours")
+def test_the_trace_names_the_way() -> None:
+    for kind in ("none", "tanh"):
+        elementwise.check_path("gelu", partial(metalcore.gelu, approximate=kind), 1)
 
 
 def test_hard_values(backend: Backend) -> None:

@@ -26,15 +26,13 @@ def test_matches_reference(backend: Backend, size: tuple[int, ...], log_target: 
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-@pytest.mark.parametrize("rows", [3, 500], ids=["by torch", "by the kernel"])
+@pytest.mark.parametrize("rows", [3, 500])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
 def test_equals_torch(rows: int, reduction: str) -> None:
     x = torch.randn(rows, 50).log_softmax(-1).requires_grad_()
     p = torch.randn(rows, 50).softmax(-1)
     p[0, :5] = 0
-    with metalcore.trace() as t:
-        loss = metalcore.kl_div(x, p, reduction)
-    assert t.records[0].path.startswith("torch" if rows == 3 else "cpu:")
+    loss = metalcore.kl_div(x, p, reduction)
     truth = F.kl_div(x.double(), p.double(), reduction=reduction)
     assert error(loss, truth) <= tolerance(NAME, torch.float32, rows * 50)
     (dx,), (expected,) = (torch.autograd.grad(y.sum(), x) for y in (loss, truth))

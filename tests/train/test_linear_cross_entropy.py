@@ -193,12 +193,12 @@ def test_chunks_cover_all_tokens_and_keep_to_the_policy() -> None:
     assert [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, 2048)
     longest = max(p.stop - p.start for p in parts)
-    assert longest * 128256 * 4 <= _chunks.CHUNK_MIB["cpu"] << 20
+    assert longest * 128256 * 4 <= _chunks._sizes["cpu"]["chunk_mib"] << 20
     assert parts[0].stop == longest
 
 
 def test_memory_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_chunks.CHUNK_MIB, "cpu", 2)
+    monkeypatch.setitem(_chunks._sizes["cpu"], "chunk_mib", 2)
     hidden = torch.randn(1000, 16, requires_grad=True)
     weight = torch.randn(16000, 16, requires_grad=True)
     target = torch.randint(16000, (1000,))

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore.ops.train import lora_linear
 from tests.backends import Backend
 from tests.train.products import by_torch, in_blocks
 
@@ -19,11 +18,10 @@ OP = "lora_linear"
 T, K, N, RANK = 7, 24, 10, 3
 
 
-@pytest.fixture(params=["small", "own gradient", "blocks"])
+@pytest.fixture(params=["torch", "blocks"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's gradients, by ours, and in blocks of float32 for half precision."""
+    """Half precision products by torch, and in blocks of float32."""
     (in_blocks if request.param == "blocks" else by_torch)(monkeypatch)
-    monkeypatch.setattr(lora_linear, "_SMALL", 1 << 16 if request.param == "small" else 0)
 
 
 def _inputs(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
@@ -118,8 +116,7 @@ def test_a_frozen_weight_costs_nothing_and_is_not_merged() -> None:
         assert (K, N) not in shapes.seen
 
 
-def test_only_what_is_wanted_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_linear, "_SMALL", 0)
+def test_only_what_is_wanted_is_computed() -> None:
     leaves = _inputs(Backend("cpu"), torch.float64)
     for wanted in range(5):
         inputs = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(leaves)]
@@ -131,8 +128,7 @@ def test_only_what_is_wanted_is_computed(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(found, torch.autograd.grad(everything.sum(), leaves)[wanted])
 
 
-def test_dropout_holds_a_byte_per_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_linear, "_SMALL", 0)
+def test_dropout_holds_a_byte_per_input() -> None:
     x, weight, A, B, _ = _inputs(Backend("cpu"), torch.float32)
     held: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
@@ -177,8 +173,7 @@ def test_autocast_multiplies_in_half_precision() -> None:
         _check(a, b, torch.bfloat16)
 
 
-def test_compiles_without_graph_breaks(device: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_linear, "_SMALL", 0)
+def test_compiles_without_graph_breaks(device: Backend) -> None:
     leaves = _inputs(device, torch.float32)
     for dropout in (0.0, 1.0):  # 1.0, because compilers draw other numbers
 

@@ -33,7 +33,7 @@ def test_equals_torch_in_any_layout() -> None:
 
 
 def test_the_trace_names_the_way() -> None:
-    elementwise.check_path("soft_cap", _ours, 1, small="cpu")
+    elementwise.check_path("soft_cap", _ours, 1)
 
 
 def test_hard_values(backend: Backend) -> None:

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: MIT
-// Tuned numbers of a kernel. Their values are in `[cpu]` of the op's TOML file and set at load
-// time.
+// Tuned numbers of a kernel: which of its algorithms is ahead where. A machine's own values are in
+// `[<op>.cpu]` of its policy file and set at load time; what stands in the code holds elsewhere
+// (AMD EPYC, AVX2, one thread).
 #pragma once
 
 #include <cstdint>
 
 namespace metalcore::cpu {
 
-// static const Knob largest("qr", "interleaved_up_to");
+// const Knob largest("qr", "interleaved_up_to", 128);
 class Knob {
  public:
-  Knob(const char* op, const char* name) : op(op), name(name), next(first) { first = this; }
+  Knob(const char* op, const char* name, int64_t built_in)
+      : op(op), name(name), next(first), value(built_in) {
+    first = this;
+  }
   operator int64_t() const { return value; }
 
   const char* const op;
   const char* const name;
   Knob* const next;
-  int64_t value = 0;
+  int64_t value;
 
   static inline Knob* first = nullptr;
 };

@@ -17,8 +17,10 @@ using lanes::splat;
 using simd::kLanes;
 using simd::Vec;
 
-const Knob interleaved_up_to("cholesky", "interleaved_up_to");
-const Knob interleaved_alone_up_to("cholesky", "interleaved_alone_up_to");
+// Largest N that is factored side by side, for three matrices and more,
+const Knob interleaved_up_to("cholesky", "interleaved_up_to", 256);
+// and for fewer, where most lanes are idle.
+const Knob interleaved_alone_up_to("cholesky", "interleaved_alone_up_to", 8);
 
 // Columns that are factored at once, and rows of a tile below them: its sums, the values of as many
 // rows and one more fill the registers.

@@ -14,8 +14,10 @@ namespace {
 using lanes::LU;
 using simd::kLanes;
 
-const Knob interleaved_up_to("det", "interleaved_up_to");
-const Knob interleaved_alone_up_to("det", "interleaved_alone_up_to");
+// Largest N that is factored side by side,
+const Knob interleaved_up_to("det", "interleaved_up_to", 128);
+// and for a single matrix, times their number for a few: lanes are idle then.
+const Knob interleaved_alone_up_to("det", "interleaved_alone_up_to", 56);
 
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 

@@ -28,12 +28,18 @@ using lanes::Sweep;
 using simd::kLanes;
 using simd::Vec;
 
-const Knob interleaved_few_up_to("eigh", "interleaved_few_up_to");
-const Knob interleaved_some_up_to("eigh", "interleaved_some_up_to");
-const Knob interleaved_many_up_to("eigh", "interleaved_many_up_to");
-const Knob values_interleaved_up_to("eigh", "values_interleaved_up_to");
-const Knob values_alone_from("eigh", "values_alone_from");
-const Knob rotations_kept("eigh", "rotations_kept");
+// Largest N that is decomposed side by side: for 3 matrices to half of the lanes,
+const Knob interleaved_few_up_to("eigh", "interleaved_few_up_to", 64);
+// for more,
+const Knob interleaved_some_up_to("eigh", "interleaved_some_up_to", 128);
+// for at least four times as many as there are lanes,
+const Knob interleaved_many_up_to("eigh", "interleaved_many_up_to", 256);
+// and where only eigenvalues are wanted.
+const Knob values_interleaved_up_to("eigh", "values_interleaved_up_to", 512);
+// Smallest N of which values alone are not left to LAPACK.
+const Knob values_alone_from("eigh", "values_alone_from", 96);
+// Rotations that are kept before they are applied to Q: as many as stay in a cache.
+const Knob rotations_kept("eigh", "rotations_kept", 2048);
 
 // QL steps per eigenvalue: two are usual.
 constexpr int64_t kMaxSteps = 30;

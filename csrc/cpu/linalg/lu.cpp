@@ -17,8 +17,10 @@ using lanes::LU;
 using simd::kLanes;
 using simd::Vec;
 
-const Knob interleaved_up_to("lu", "interleaved_up_to");
-const Knob interleaved_alone_up_to("lu", "interleaved_alone_up_to");
+// Largest side that is factored side by side,
+const Knob interleaved_up_to("lu", "interleaved_up_to", 128);
+// and for a single matrix, times their number for a few: lanes are idle then.
+const Knob interleaved_alone_up_to("lu", "interleaved_alone_up_to", 48);
 
 using Factors = std::tuple<Tensor, Tensor, Tensor>;
 

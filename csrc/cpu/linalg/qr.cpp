@@ -18,9 +18,12 @@ using lanes::Reflectors;
 using simd::kLanes;
 using simd::Vec;
 
-const Knob interleaved_up_to("qr", "interleaved_up_to");
-const Knob interleaved_alone_up_to("qr", "interleaved_alone_up_to");
-const Knob lapack_speed("qr", "lapack_speed");
+// Largest N of N x N matrices (or of as many values) that are factored side by side,
+const Knob interleaved_up_to("qr", "interleaved_up_to", 128);
+// and of single ones, where most lanes are idle.
+const Knob interleaved_alone_up_to("qr", "interleaved_alone_up_to", 16);
+// LAPACK factors lanes * (N + 16) / lapack_speed matrices in the time of one group of lanes.
+const Knob lapack_speed("qr", "lapack_speed", 128);
 
 // Reflector k of column k stands below the diagonal, its tau in t[2 k]; t[2 k + 1] has v_k^T
 // v_{k+1} for even k.

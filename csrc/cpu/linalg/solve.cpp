@@ -14,9 +14,12 @@ namespace {
 using lanes::LU;
 using simd::kLanes;
 
-const Knob interleaved_up_to("solve", "interleaved_up_to");
-const Knob interleaved_alone_up_to("solve", "interleaved_alone_up_to");
-const Knob refinements("solve", "refinements");
+// Largest N that is solved side by side,
+const Knob interleaved_up_to("solve", "interleaved_up_to", 128);
+// and for a single matrix, times their number for a few: lanes are idle then.
+const Knob interleaved_alone_up_to("solve", "interleaved_alone_up_to", 56);
+
+constexpr int kRefinements = 3;
 
 // x [n, k] of each of `count` systems from b [n, k], through x_lanes [rows, chunk] in lanes.
 template <typename T>
@@ -73,7 +76,7 @@ std::tuple<Tensor, Tensor> solve_small(const Tensor& A, const Tensor& B) {
 template <typename Solution>
 Tensor refined(const Tensor& A, const Tensor& B, Tensor X, Solution solution) {
   const Tensor A64 = to_dtype(A, ScalarType::Double), B64 = to_dtype(B, ScalarType::Double);
-  for (int64_t step = 0; step < refinements; ++step) {
+  for (int step = 0; step < kRefinements; ++step) {
     const Tensor AX = torch::stable::matmul(A64, to_dtype(X, ScalarType::Double));
     const Tensor R = torch::stable::subtract(B64, AX);
     X = torch::stable::subtract(X, solution(dense(to_dtype(R, X.scalar_type()))), -1);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -26,12 +27,17 @@ using simd::kLanes;
 using simd::Vec;
 using torch::stable::transpose;
 
-const Knob interleaved_up_to("svd", "interleaved_up_to");
-const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to");
-const Knob lanes_worth("svd", "lanes_worth");
-const Knob gram_from("svd", "gram_from");
-const Knob gram_square_from("svd", "gram_square_from");
-const Knob values_gram_from("svd", "values_gram_from");
+// Most columns of matrices that are decomposed side by side,
+const Knob interleaved_up_to("svd", "interleaved_up_to", 192);
+// and of single ones, where most lanes are idle.
+const Knob interleaved_alone_up_to("svd", "interleaved_alone_up_to", 4);
+// A group of 8 lanes takes as long as LAPACK does for 1 + N / lanes_worth matrices.
+const Knob lanes_worth("svd", "lanes_worth", 40);
+// Fewest columns of single float32 matrices that take the eigenvectors of their Gram matrix: those
+// with at least twice as many rows, others, and those of which only values are wanted.
+const Knob gram_from("svd", "gram_from", 128);
+const Knob gram_square_from("svd", "gram_square_from", 512);
+const Knob values_gram_from("svd", "values_gram_from", 64);
 
 // What is found of least squares problems.
 struct Solved {
@@ -213,16 +219,31 @@ std::tuple<Tensor, Tensor> svdvals(const Tensor& A) {
   return {out.S, out.info};
 }
 
+// How many singular values count for each matrix, into `rank`; whether these are all.
+template <typename T>
+bool count_values(const Tensor& S, const Tensor& rcond, Tensor& rank) {
+  const int64_t n = S.size(-1), batch = rcond.numel();
+  bool all = true;
+  for (int64_t b = 0; b < batch; ++b) {
+    const T* s = data<T>(S) + b * n;
+    const T limit = n > 0 ? data<T>(rcond)[b] * s[0] : 0;
+    const int64_t count = std::count_if(s, s + n, [&](T x) { return x > limit; });
+    mutable_data<int64_t>(rank)[b] = count;
+    all &= count == n;
+  }
+  return all;
+}
+
 // V diag(1 / S) U^T B, over the values that count.
 template <typename T>
 Solved solve_by_vectors(const Decomposed& parts, const Tensor& B, const Tensor& rcond,
                         Tensor rank) {
   const int64_t n = parts.S.size(-1), batch = rcond.numel();
+  count_values<T>(parts.S, rcond, rank);
   Tensor inverse = cpu::empty_like(parts.S);
   for (int64_t b = 0; b < batch; ++b) {
     const T* s = data<T>(parts.S) + b * n;
     const T limit = n > 0 ? data<T>(rcond)[b] * s[0] : 0;
-    mutable_data<int64_t>(rank)[b] = std::count_if(s, s + n, [&](T x) { return x > limit; });
     // 1 / NaN is NaN
     std::transform(s, s + n, mutable_data<T>(inverse) + b * n,
                    [&](T x) { return x <= limit ? 0 : 1 / x; });
@@ -233,14 +254,52 @@ Solved solve_by_vectors(const Decomposed& parts, const Tensor& B, const Tensor& 
   return {dense(aten<1>("aten::matmul", "", parts.V, scaled)[0]), parts.S, rank, parts.info};
 }
 
+// R and Q^T B of a tall A = Q R. Of a single matrix, Q is applied as it stands, in reflectors.
+std::tuple<Tensor, Tensor> factor_tall(const Tensor& A, const Tensor& B) {
+  if (A.dim() > 2) {
+    const auto [Q, R] = aten<2>("aten::linalg_qr", "", A, std::string("reduced"));
+    return {R, aten<1>("aten::matmul", "", transpose(Q, -2, -1), B)[0]};
+  }
+  auto [reflectors, tau] = aten<2>("aten::geqrf", "", A);
+  auto [C] = aten<1>("aten::ormqr", "", reflectors, tau, B, true, true);
+  const int64_t n = A.size(-1);
+  const Tensor top = torch::stable::narrow(reflectors, 0, 0, n);
+  return {aten<1>("aten::triu", "", top, int64_t(0))[0], torch::stable::narrow(C, 0, 0, n)};
+}
+
+// By A = Q R, or A^T = Q R where A is wide. The singular values of R are those of A; their vectors
+// are needed only where one of them does not count: nothing is returned then.
+template <typename T>
+std::optional<Solved> solve_by_qr(const Tensor& A, const Tensor& B, const Tensor& rcond,
+                                  Tensor rank) {
+  const bool wide = A.size(-2) < A.size(-1);
+  Tensor Q, R, C = B;
+  if (wide) {
+    const auto found = aten<2>("aten::linalg_qr", "", transpose(A, -2, -1), std::string("reduced"));
+    Q = found[0], R = found[1];
+  } else {
+    std::tie(R, C) = factor_tall(A, B);
+  }
+  const Decomposed parts = decompose(R, false, false);
+  if (!count_values<T>(parts.S, rcond, rank)) return std::nullopt;
+  Tensor X = aten<1>("aten::linalg_solve_triangular", "", wide ? transpose(R, -2, -1) : R, C, !wide,
+                     true, false)[0];
+  if (wide) X = aten<1>("aten::matmul", "", Q, X)[0];
+  metalcore_variant = "qr";
+  return Solved{dense(X), parts.S, rank, parts.info};
+}
+
 template <typename T>
 Solved solve_batch(const Tensor& A, const Tensor& B, const Tensor& rcond) {
   const int64_t M = A.size(-2), N = A.size(-1), m = std::max(M, N), n = std::min(M, N);
   const int64_t dim = A.dim(), batch = rcond.numel();
   std::vector<int64_t> sizes(B.sizes().begin(), B.sizes().end());
   const Tensor rank = cpu::empty(sizes.data(), dim - 2, ScalarType::Long);
-  if (B.numel() == 0 || n == 0 || !side_by_side(m, n, batch, kLanes<T>)) {
-    return solve_by_vectors<T>(decompose(A, false, true), B, rcond, rank);
+  const bool empty = B.numel() == 0 || n == 0;
+  // many right sides are for matrix products
+  if (empty || B.size(-1) > m || !side_by_side(m, n, batch, kLanes<T>)) {
+    const auto solved = empty ? std::nullopt : solve_by_qr<T>(A, B, rcond, rank);
+    return solved ? *solved : solve_by_vectors<T>(decompose(A, false, true), B, rcond, rank);
   }
   metalcore_variant = "interleaved";
   Solved out;

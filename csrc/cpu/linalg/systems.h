@@ -16,9 +16,12 @@ using simd::kLanes;
 using triangular::Triangle;
 using Triangles = std::initializer_list<Triangle>;
 
-inline const Knob trsm_interleaved_up_to("trsm", "interleaved_up_to");
-inline const Knob trsm_rows_up_to("trsm", "rows_up_to");
-inline const Knob trsm_alone_up_to("trsm", "alone_up_to");
+// Largest N with fewer right sides than a register has lanes, that is solved side by side,
+inline const Knob trsm_interleaved_up_to("trsm", "interleaved_up_to", 128);
+// for a few systems, where most lanes are idle,
+inline const Knob trsm_alone_up_to("trsm", "alone_up_to", 64);
+// and with more right sides, which stand in the lanes.
+inline const Knob trsm_rows_up_to("trsm", "rows_up_to", 320);
 
 template <typename T>
 void solve_interleaved(const Tensor& A, const Tensor& B, Triangles triangles, Tensor& X) {

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What takes the place of torch's activations, norms and softmax.
-
-A call that is not taken costs what is in front of `original(...)`, so that is short: the class of
-the tensor, then its size, which is no int while `torch.jit.trace` runs. All else is asked of calls
-that are large enough.
-"""
+"""What takes the place of torch's activations, norms and softmax."""
 
 from typing import Any
 
@@ -14,31 +9,12 @@ from torch import Tensor
 
 from metalcore import _torch
 from metalcore._op import Op
-from metalcore._policy import policy
+from metalcore._route import Route
 from metalcore.ops.train._elementwise import in_memory_order
-from metalcore.patch._replace import (
-    ABSENT,
-    Function,
-    compiling,
-    compute,
-    may_replace,
-    records,
-    replaces,
-)
+from metalcore.patch._replace import ABSENT, Function, compute, is_ours, replaces
 
 _silu, _gelu, _softmax = Op.all["silu"], Op.all["gelu"], Op.all["softmax"]
 _rms_norm, _layer_norm = Op.all["rms_norm"], Op.all["layer_norm"]
-
-# Sizes that are taken, `[override]` of the op's TOML file; those for gradients are the larger ones.
-SILU_FROM: int = policy("silu", "override")["values_from"]
-SILU_GRADIENT_FROM: int = policy("silu", "override")["gradient_from"]
-GELU_FROM: int = policy("gelu", "override")["values_from"]
-GELU_GRADIENT_FROM: int = policy("gelu", "override")["gradient_from"]
-SOFTMAX_FROM: int = policy("softmax", "override")["values_from"]
-SOFTMAX_GRADIENT_FROM: int = policy("softmax", "override")["gradient_from"]
-RMS_NORM_FROM: int = policy("rms_norm", "override")["values_from"]
-LAYER_NORM_HALF_FROM: int = policy("layer_norm", "override")["half_from"]
-LAYER_NORM_FROM: int = policy("layer_norm", "override")["values_from"]
 
 _LISTS = (tuple, list, torch.Size)
 
@@ -63,17 +39,10 @@ def _keeps_order(x: Tensor) -> bool:
 
 @replaces("activations", (_torch.nn_functions, "silu"))
 def _make_silu(original: Function) -> Function:
+    route = Route.all["silu"]
+
     def silu(input: Any, out: Any = None) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= SILU_FROM
-            and out is None
-            and (n >= SILU_GRADIENT_FROM or not records(input))
-            and may_replace("activations", input)
-            and _keeps_order(input)
-        ):
+        if out is None and is_ours("activations", route, input) and _keeps_order(input):
             return compute(in_memory_order, _silu, input)
         return original(input) if out is None else original(input, out=out)
 
@@ -82,25 +51,13 @@ def _make_silu(original: Function) -> Function:
 
 @replaces("activations", (F, "gelu"))
 def _make_gelu(original: Function) -> Function:
+    routes = {kind: Route.all[f"gelu.{kind}"] for kind in ("none", "tanh")}
+
     def gelu(input: Any = ABSENT, *, approximate: Any = "none", out: Any = None) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= GELU_FROM
-            and out is None
-            and approximate in ("none", "tanh")
-            and (n >= GELU_GRADIENT_FROM or not records(input))
-            and may_replace("activations", input)
-            and _keeps_order(input)
-        ):
+        route = routes.get(approximate) if out is None and type(approximate) is str else None
+        if route and is_ours("activations", route, input) and _keeps_order(input):
             tanh = approximate == "tanh"
             return compute(in_memory_order, lambda x: _gelu(x, tanh), input)
-        if out is None and input is not ABSENT:
-            # torch takes long to read the name
-            if approximate == "none":
-                return original(input)
-            return original(input, approximate=approximate)
         args = () if input is ABSENT else (input,)
         named = {} if out is None else {"out": out}
         return original(*args, approximate=approximate, **named)
@@ -110,6 +67,8 @@ def _make_gelu(original: Function) -> Function:
 
 @replaces("softmax", (torch, "softmax"), (Tensor, "softmax"), (torch.special, "softmax"))
 def _make_softmax(original: Function) -> Function:
+    route = Route.all["softmax"]
+
     def softmax(
         input: Any = ABSENT,
         dim: Any = ABSENT,
@@ -118,12 +77,11 @@ def _make_softmax(original: Function) -> Function:
         axis: Any = ABSENT,
     ) -> Any:
         if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= SOFTMAX_FROM
-            and out is axis is ABSENT
-            and _takes_softmax(input, dim, dtype)
+            out is axis is ABSENT
+            and is_ours("softmax", route, input)
+            and type(dim) is int
+            and dim in (-1, input.dim() - 1)
+            and (dtype is None or (type(dtype) is torch.dtype and dtype.is_floating_point))
         ):
             return compute(_softmax, input if dtype is None else input.to(dtype), None, 1.0, False)
         if out is axis is ABSENT and dim is not ABSENT:
@@ -135,18 +93,6 @@ def _make_softmax(original: Function) -> Function:
     return softmax
 
 
-def _takes_softmax(x: Tensor, dim: Any, dtype: Any) -> bool:
-    last = x.dim() - 1
-    return (
-        type(dim) is int
-        and last >= 0
-        and dim in (-1, last)
-        and (dtype is None or (type(dtype) is torch.dtype and dtype.is_floating_point))
-        and (x.numel() >= SOFTMAX_GRADIENT_FROM or not records(x))
-        and may_replace("softmax", x)
-    )
-
-
 def _normalised(x: Tensor, sizes: Any) -> int:
     """How many dimensions are normalised over; 0 for what is left to torch."""
     if type(sizes) not in _LISTS or not sizes or x.shape[-len(sizes) :] != tuple(sizes):
@@ -156,18 +102,14 @@ def _normalised(x: Tensor, sizes: Any) -> int:
 
 @replaces("normalization", (torch, "rms_norm"))
 def _make_rms_norm(original: Function) -> Function:
+    route = Route.all["rms_norm"]
+
     def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= RMS_NORM_FROM
-        ):
+        if is_ours("normalization", route, input, weight):
             rank = _normalised(input, normalized_shape)
             if (
                 rank
                 and (eps is None or (type(eps) is float and eps > 0))
-                and may_replace("normalization", input, weight)
                 and (weight is None or weight.shape == tuple(normalized_shape))
                 and _is_laid_out_in_order(input)
             ):
@@ -193,6 +135,8 @@ def _normalise(op: Op, rank: int, x: Tensor, *rest: Any) -> Tensor:
 
 @replaces("normalization", (torch, "layer_norm"))
 def _make_layer_norm(original: Function) -> Function:
+    route = Route.all["layer_norm"]
+
     def layer_norm(
         input: Any,
         normalized_shape: Any,
@@ -201,20 +145,13 @@ def _make_layer_norm(original: Function) -> Function:
         eps: Any = 1e-5,
         cudnn_enable: Any = True,
     ) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= LAYER_NORM_HALF_FROM
-            and (input.itemsize == 2 or n >= LAYER_NORM_FROM)
-        ):
+        if is_ours("normalization", route, input, weight, bias):
             rank = _normalised(input, normalized_shape)
             size = tuple(normalized_shape) if rank else None
             if (
                 rank
                 and type(eps) is float
                 and eps > 0
-                and may_replace("normalization", input, weight, bias)
                 and (weight is None or weight.shape == size)
                 and (bias is None or bias.shape == size)
             ):

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What takes the place of torch.linalg's decompositions and solvers.
 
-Batches of small matrices are taken, and single large ones on the CPU where a kernel has an
-algorithm for them.
 A matrix that has no result (singular, not positive definite, NaN) sends the call back to torch,
 which then raises its own error or returns what it returns. To know, the CPU waits for a GPU, as
 torch does too, but for the functions ..._ex: these are taken on the CPU alone.
 """
 
 import inspect
-import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,145 +16,57 @@ from torch import Tensor
 from metalcore import _native
 from metalcore._check import LinAlgError
 from metalcore._op import Op
-from metalcore._policy import policy
+from metalcore._route import Route
 from metalcore.ops.linalg._systems import are_vectors
 from metalcore.ops.linalg.lstsq import lstsq as our_lstsq
 from metalcore.ops.linalg.pinv import by_kernels as our_pinv
 from metalcore.patch._replace import (
-    ABSENT,
-    PLAIN,
     Function,
-    compiling,
     compute,
     goes_with,
-    may_replace,
+    is_ours,
     records,
     replaces,
 )
 
-_DTYPES = (torch.float32, torch.float64)
 _cholesky, _qr, _solve = Op.all["cholesky"], Op.all["qr"], Op.all["solve"]
 _eigh, _eigvalsh = Op.all["eigh"], Op.all["eigvalsh"]
 _svd, _svdvals = Op.all["svd"], Op.all["svdvals"]
 _types: Any = torch.return_types
 
 
-class Limits(NamedTuple):
-    """Which matrices are taken: `[override]` of an op's TOML file."""
+def _replaces(op: str, *places: tuple[Any, str]) -> Callable[[Function], Function]:
+    """Attach `body(A, ...)`, which may return NotImplemented, to places; the route of `op` decides.
 
-    batch_from: int
-    values_from: int
-    side_up_to: int
-    side_per_matrix: int
-    # single matrices, by their shorter side: float32 with one side twice the other, other float32
-    # ones, float64; 0 for none
-    alone_from: int = 0
-    alone_square_from: int = 0
-    alone_double_from: int = 0
-
-    @property
-    def takes_single_ones(self) -> bool:
-        return any((self.alone_from, self.alone_square_from, self.alone_double_from))
-
-
-LIMITS = {
-    name: Limits(**policy(name, "override"))
-    for name in (
-        *("cholesky", "eigh", "eigvalsh", "inv", "lstsq", "pinv", "qr", "solve", "svd", "svdvals"),
-    )
-}
-SCOPE = {
-    "ABSENT": ABSENT,
-    "PLAIN": PLAIN,
-    "compiling": compiling,
-    # smaller ones are looked at no further
-    "VALUES_FROM": min(limits.values_from for limits in LIMITS.values()),
-}
-
-
-def _is_worth_it(name: str, A: Tensor) -> bool:
-    limits = LIMITS[name]
-    *batch, m, n = A.shape
-    side = max(m, n)
-    if not batch:
-        short = min(m, n)
-        least = limits.alone_from if side >= 2 * short else limits.alone_square_from
-        if A.dtype is torch.float64:
-            least = limits.alone_double_from
-        return 0 < least <= short and A.is_cpu
-    values = A.numel()
-    return (
-        values >= limits.values_from
-        and side <= limits.side_up_to
-        and values >= m * n * max(limits.batch_from, side / limits.side_per_matrix)
-    )
-
-
-# One parameter for each argument, because `**named` would double what a declined call costs.
-_SOURCE = """
-def make(original, try_ours, pass_on):
-    def call({parameters}):
-        if (
-            type({A}) in PLAIN
-            and {A}.dim() >= {rank}
-            and not compiling()
-            and type(n := {A}.numel()) is int
-            and n >= VALUES_FROM
-        ):
-            results = try_ours({A}, {rest})
-            if results is not NotImplemented:
-                return results
-        if {A} is not ABSENT and {named} is ABSENT:
-            return {plain}
-        return pass_on(original, {A}, {rest})
-    return call
-"""
-
-
-def _replaces(limits: str, *places: tuple[Any, str], takes: str) -> Callable[[Function], Function]:
-    """Attach `body(A, ...)`, which may return NotImplemented, to places.
-
-    `limits` is whose limits count. `takes` are torch's names for all arguments; a call with one
-    that `body` does not have is torch's.
+    The other parameters of `body` have torch's names. A call with one that it does not have, or
+    that names A, is torch's.
     """
-    A, *rest = (name.strip() for name in takes.replace("*,", "").split(","))
-    second = takes.split(", ")[1] != "*"
-    source = _SOURCE.format(
-        A=A,
-        rest=", ".join(rest),
-        rank=2 if LIMITS[limits].takes_single_ones else 3,
-        parameters=re.sub(r"(\w+)", r"\1=ABSENT", takes),
-        named=" is ".join(rest[second:]),
-        plain=f"original({A}) if {rest[0]} is ABSENT else original({A}, {rest[0]})"
-        if second
-        else f"original({A})",
-    )
+    route = Route.all[op]
 
     def attach(body: Function) -> Function:
-        known = inspect.signature(body).parameters.keys()
+        parameters = [*inspect.signature(body).parameters.values()][1:]
+        known = {p.name for p in parameters}
+        most = 1 + sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
-        def try_ours(A: Tensor, *values: Any) -> Any:
-            given = {n: v for n, v in zip(rest, values, strict=True) if v is not ABSENT}
-            if not (
-                given.keys() <= known
-                and _is_worth_it(limits, A)
-                and A.dtype in _DTYPES
-                and may_replace("linalg", A)
-            ):
-                return NotImplemented
-            try:
-                return compute(lambda: body(A, **given))
-            except LinAlgError:
-                # torch says it in its own words
-                return NotImplemented
+        def make(original: Function) -> Function:
+            def replacement(*args: Any, **named: Any) -> Any:
+                if (
+                    0 < len(args) <= most
+                    and named.keys() <= known
+                    and is_ours("linalg", route, args[0])
+                ):
+                    try:
+                        results = compute(body, *args, **named)
+                    except LinAlgError:
+                        # torch says it in its own words
+                        results = NotImplemented
+                    if results is not NotImplemented:
+                        return results
+                return original(*args, **named)
 
-        def pass_on(original: Function, A: Any, *values: Any) -> Any:
-            given = {n: v for n, v in zip(rest, values, strict=True) if v is not ABSENT}
-            return original(*(() if A is ABSENT else (A,)), **given)
+            return replacement
 
-        found: dict[str, Any] = {}
-        exec(compile(source, f"<metalcore {places[0][1]}>", "exec"), SCOPE, found)
-        replaces("linalg", *places)(lambda original: found["make"](original, try_ours, pass_on))
+        replaces("linalg", *places)(make)
         return body
 
     return attach
@@ -171,23 +80,23 @@ def _is_square(A: Tensor) -> bool:
     return A.shape[-1] == A.shape[-2]
 
 
-@_replaces("cholesky", (torch.linalg, "cholesky"), takes="input, *, upper, out")
-def _(A: Tensor, upper: Any = False) -> Any:
+@_replaces("cholesky", (torch.linalg, "cholesky"))
+def _(A: Tensor, *, upper: Any = False) -> Any:
     if not _is_square(A) or type(upper) is not bool:
         return NotImplemented
     factor, info = _cholesky(A, upper)
     return _unless_failed(factor, info)
 
 
-@_replaces("cholesky", (torch.linalg, "cholesky_ex"), takes="input, *, upper, check_errors, out")
-def _(A: Tensor, upper: Any = False, check_errors: Any = False) -> Any:
+@_replaces("cholesky", (torch.linalg, "cholesky_ex"))
+def _(A: Tensor, *, upper: Any = False, check_errors: Any = False) -> Any:
     if not A.is_cpu or not _is_square(A) or type(upper) is not bool:
         return NotImplemented
     factor, info = _cholesky(A, upper)
     return _unless_failed(_types.linalg_cholesky_ex((factor, info)), info)
 
 
-@_replaces("qr", (torch.linalg, "qr"), takes="A, mode, *, out")
+@_replaces("qr", (torch.linalg, "qr"))
 def _(A: Tensor, mode: Any = "reduced") -> Any:
     # torch says what has no gradient
     if mode not in ("reduced", "complete", "r") or (mode != "reduced" and records(A)):
@@ -206,14 +115,14 @@ def _solution(A: Tensor, B: Any, left: Any) -> Any:
     return _unless_failed((X if right is B else X.squeeze(-1), info), info)
 
 
-@_replaces("solve", (torch.linalg, "solve"), takes="A, B, *, left, out")
-def _(A: Tensor, B: Any = None, left: Any = True) -> Any:
+@_replaces("solve", (torch.linalg, "solve"))
+def _(A: Tensor, B: Any = None, *, left: Any = True) -> Any:
     found = _solution(A, B, left)
     return found if found is NotImplemented else found[0]
 
 
-@_replaces("solve", (torch.linalg, "solve_ex"), takes="A, B, *, left, check_errors, out")
-def _(A: Tensor, B: Any = None, left: Any = True, check_errors: Any = False) -> Any:
+@_replaces("solve", (torch.linalg, "solve_ex"))
+def _(A: Tensor, B: Any = None, *, left: Any = True, check_errors: Any = False) -> Any:
     found = _solution(A, B, left) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_solve_ex(found)
 
@@ -226,20 +135,20 @@ def _inverse(A: Tensor) -> Any:
     return _unless_failed((X, info), info)
 
 
-@_replaces("inv", (torch, "inverse"), (Tensor, "inverse"), takes="input, *, out")
-@_replaces("inv", (torch.linalg, "inv"), takes="A, *, out")
+@_replaces("inv", (torch, "inverse"), (Tensor, "inverse"))
+@_replaces("inv", (torch.linalg, "inv"))
 def _(A: Tensor) -> Any:
     found = _inverse(A)
     return found if found is NotImplemented else found[0]
 
 
-@_replaces("inv", (torch.linalg, "inv_ex"), takes="A, *, check_errors, out")
-def _(A: Tensor, check_errors: Any = False) -> Any:
+@_replaces("inv", (torch.linalg, "inv_ex"))
+def _(A: Tensor, *, check_errors: Any = False) -> Any:
     found = _inverse(A) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_inv_ex(found)
 
 
-@_replaces("eigh", (torch.linalg, "eigh"), takes="input, UPLO, *, out")
+@_replaces("eigh", (torch.linalg, "eigh"))
 def _(A: Tensor, UPLO: Any = "L") -> Any:
     if not _is_square(A) or UPLO not in ("L", "U"):
         return NotImplemented
@@ -247,21 +156,19 @@ def _(A: Tensor, UPLO: Any = "L") -> Any:
     return _unless_failed(_types.linalg_eigh((L, Q)), info)
 
 
-@_replaces("eigvalsh", (torch.linalg, "eigvalsh"), takes="input, UPLO, *, out")
+@_replaces("eigvalsh", (torch.linalg, "eigvalsh"))
 def _(A: Tensor, UPLO: Any = "L") -> Any:
     if not _is_square(A) or UPLO not in ("L", "U"):
         return NotImplemented
     # the gradient needs the vectors
     if records(A):
-        if A.dim() == 2:
-            return NotImplemented
         L, _, info = _eigh(A, UPLO == "U")
     else:
         L, info = _eigvalsh(A, UPLO == "U")
     return _unless_failed(L, info)
 
 
-@_replaces("svd", (torch.linalg, "svd"), takes="A, full_matrices, *, driver, out")
+@_replaces("svd", (torch.linalg, "svd"))
 def _(A: Tensor, full_matrices: Any = True) -> Any:
     if type(full_matrices) is not bool:
         return NotImplemented
@@ -269,19 +176,17 @@ def _(A: Tensor, full_matrices: Any = True) -> Any:
     return _unless_failed(_types.linalg_svd((U, S, V.mT)), info)
 
 
-@_replaces("svdvals", (torch.linalg, "svdvals"), takes="A, *, driver, out")
+@_replaces("svdvals", (torch.linalg, "svdvals"))
 def _(A: Tensor) -> Any:
     if records(A):
-        if A.dim() == 2:
-            return NotImplemented
         _, S, _, info = _svd(A, False)
     else:
         S, info = _svdvals(A)
     return _unless_failed(S, info)
 
 
-@_replaces("pinv", (torch.linalg, "pinv"), takes="input, rcond, hermitian, *, atol, rtol, out")
-def _(A: Tensor, hermitian: Any = False, rtol: Any = None) -> Any:
+@_replaces("pinv", (torch.linalg, "pinv"))
+def _(A: Tensor, *, hermitian: Any = False, rtol: Any = None) -> Any:
     if not (rtol is None or type(rtol) is float) or type(hermitian) is not bool:
         return NotImplemented
     if hermitian and not _is_square(A):
@@ -291,8 +196,8 @@ def _(A: Tensor, hermitian: Any = False, rtol: Any = None) -> Any:
     return P.clone() if P.requires_grad else P
 
 
-@_replaces("lstsq", (torch.linalg, "lstsq"), takes="input, b, rcond, *, driver")
-def _(A: Tensor, b: Any = None, rcond: Any = None, driver: Any = None) -> Any:
+@_replaces("lstsq", (torch.linalg, "lstsq"))
+def _(A: Tensor, b: Any = None, rcond: Any = None, *, driver: Any = None) -> Any:
     if not goes_with(A, b) or b.dim() != A.dim() or b.shape[:-1] != A.shape[:-1]:
         return NotImplemented
     if not (rcond is None or type(rcond) is float) or driver not in (None, "gelsy", "gelsd"):

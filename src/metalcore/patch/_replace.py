@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metalcore import _torch
+from metalcore._route import Route
 from metalcore._simulate import simulate
 from metalcore._trace import trace
 
@@ -126,6 +127,19 @@ def replaces(group: str, *places: tuple[Any, str]) -> Callable[[Function], Funct
     return attach
 
 
+def is_ours(group: str, route: Route, x: Any, *others: Tensor | None) -> bool:
+    """Whether a call with x is taken: ours is ahead for it, and `may_replace` holds."""
+    return (
+        type(x) in PLAIN
+        and not compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        and x.dtype in route.dtypes
+        and x.dim() >= route.least_rank
+        and not route.prefers_torch(x)
+        and may_replace(group, x, *others)
+    )
+
+
 def may_replace(group: str, x: Tensor, *others: Tensor | None) -> bool:
     """Whether the caller sees the group replaced, and these are plain tensors of one device and
     dtype that nothing but autograd and our own modes watches."""
@@ -169,11 +183,11 @@ def records(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled()
 
 
-def compute(function: Function, *args: Any) -> Any:
+def compute(function: Function, *args: Any, **named: Any) -> Any:
     """Call one of our functions; what it asks of torch is torch's own."""
     token = _held.set(None)
     try:
-        return function(*args)
+        return function(*args, **named)
     finally:
         _held.reset(token)
 

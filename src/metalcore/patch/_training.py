@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore import _torch
+from metalcore._autocast import is_autocast
 from metalcore._op import Op
-from metalcore._policy import policy
+from metalcore._route import Route
 from metalcore.ops.train.embedding_bag import MODES
 from metalcore.ops.train.embedding_bag import embedding_bag as our_embedding_bag
 from metalcore.patch._replace import (
@@ -22,6 +23,7 @@ from metalcore.patch._replace import (
     compiling,
     compute,
     compute_or_explain,
+    is_ours,
     may_replace,
     records,
     replaces,
@@ -29,15 +31,11 @@ from metalcore.patch._replace import (
 
 _cross_entropy, _adamw = Op.all["cross_entropy"], Op.all["adamw_step"]
 
-# Sizes that are taken, `[override]` of the op's TOML file.
-CROSS_ENTROPY_FROM: int = policy("cross_entropy", "override")["values_from"]
-CLASSES_FROM: int = policy("cross_entropy", "override")["classes_from"]
-BAGS_FROM: int = policy("embedding_bag", "override")["indices_from"]
-BAGS_GRADIENT_FROM: int = policy("embedding_bag", "override")["gradient_from"]
-
 
 @replaces("losses", (_torch.nn_functions, "cross_entropy_loss"))
 def _make_cross_entropy(original: Function) -> Function:
+    route = Route.all["cross_entropy"]
+
     def cross_entropy_loss(
         input: Any,
         target: Any,
@@ -46,12 +44,7 @@ def _make_cross_entropy(original: Function) -> Function:
         ignore_index: Any = -100,
         label_smoothing: Any = 0.0,
     ) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= CROSS_ENTROPY_FROM
-        ):
+        if is_ours("losses", route, input, weight):
             args = (input, target, weight, reduction, ignore_index, label_smoothing)
             if _takes_cross_entropy(*args):
                 return compute_or_explain(_loss, original, *args)
@@ -69,7 +62,6 @@ def _takes_cross_entropy(
     return (
         type(target) is Tensor
         and x.dim() == 2
-        and x.shape[1] >= CLASSES_FROM
         and target.shape == x.shape[:1]
         and target.dtype is torch.int64
         and target.device == x.device
@@ -78,7 +70,6 @@ def _takes_cross_entropy(
         and reduction in (0, 1, 2)
         and type(smoothing) is float
         and 0 <= smoothing <= 1
-        and may_replace("losses", x, weight)
         and (weight is None or (weight.shape == x.shape[1:] and not weight.requires_grad))
     )
 
@@ -88,7 +79,7 @@ def _loss(
 ) -> Tensor:
     plain = (None, ignore_index, smoothing, 0.0, 0.0, reduction)
     loss: Tensor = _cross_entropy(x, target, weight, *plain, records(x))[0]
-    return loss if torch.is_autocast_enabled(x.device.type) else loss.to(x.dtype)
+    return loss if is_autocast(x) else loss.to(x.dtype)
 
 
 @replaces("embedding_bag", (F, "embedding_bag"))
@@ -106,12 +97,7 @@ def _make_embedding_bag(original: Function) -> Function:
         include_last_offset: Any = False,
         padding_idx: Any = None,
     ) -> Any:
-        if (
-            type(input) is Tensor
-            and not compiling()
-            and type(n := input.numel()) is int
-            and n >= BAGS_FROM
-        ):
+        if type(input) is Tensor and not compiling():
             args = (
                 *(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse),
                 *(per_sample_weights, include_last_offset, padding_idx),
@@ -151,9 +137,7 @@ def _takes_bags(
     if type(weight) not in PLAIN or weight.dim() != 2 or mode not in MODES:
         return False
     # torch's sums are ahead but for their gradient
-    if (records(weight) or mode == "sum") and not (
-        records(weight) and input.numel() >= BAGS_GRADIENT_FROM
-    ):
+    if mode == "sum" and not records(weight):
         return False
     bags = [input] if offsets is None else [input, offsets]
     rows = weight.shape[0]

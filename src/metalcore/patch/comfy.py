@@ -58,7 +58,7 @@ def _(original: Function) -> Function:
         if not compiling() and _torch.has_dispatch_mode():
             query = args[0] if args else named.get("query")
             if isinstance(query, Tensor) and may_replace("sdpa", query):
-                _trace.note_torch("scaled_dot_product_attention", query)
+                _trace.record_torch_path("scaled_dot_product_attention", query)
         return original(*args, **named)
 
     return scaled_dot_product_attention

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metalcore._autocast import to_multiply
 from metalcore._check import FLOATS
-from metalcore.ops.train._chunks import autocast
 from metalcore.patch.logits import lazy_linear
 from metalcore.patch.swap import Origin, Swapped
 
@@ -55,7 +55,7 @@ class OutputLayer(Swapped):
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not (_has_labels.get() and torch.is_grad_enabled()):
             return super().forward(input)  # type: ignore[misc,no-any-return]
-        hidden, weight, bias = autocast(input, self.weight, self.bias)
+        hidden, weight, bias = to_multiply(input, self.weight, self.bias)
         if hidden.dtype != weight.dtype or hidden.dtype not in FLOATS or hidden.dim() < 2:
             return super().forward(input)  # type: ignore[misc,no-any-return]
         return lazy_linear(hidden, weight, bias)

@@ -6,22 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import (
-    LAPACK_TYPES,
-    LinAlgError,
-    expect_factored,
-    expect_float,
-    expect_square,
-    explain,
-)
+from metalcore._accuracy import set_accuracy
+from metalcore._check import expect_factored, expect_float, expect_square
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 from metalcore.ops.linalg.trsm import trsm
 
-_LARGEST = policy("cholesky", "cpu")["interleaved_up_to"]
-_FEW: int = policy("cholesky", "cpu")["torch_below"]
-_WAY_OUT = "Add a multiple of the identity to A."
+_route = Matrices("cholesky", lambda A: (_positive_definite(A),), square=True)
+set_accuracy("cholesky", 8.0)
 
 _forward = Op("cholesky(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
 
@@ -44,38 +36,17 @@ def cholesky(
     Example:
         >>> L = metalcore.cholesky(A @ A.mT + torch.eye(8))
     """
-    if (
-        check
-        and (A.ndim == 2 or A.numel() < _FEW or _torch_is_ahead(A))
-        and A.dtype in LAPACK_TYPES
-        and left_to_torch("cholesky", A)
-    ):
-        try:
-            # to name an argument takes 1 us
-            if upper:
-                return torch.linalg.cholesky(A, upper=True)  # type: ignore[no-any-return]
-            return torch.linalg.cholesky(A)  # type: ignore[no-any-return]
-        except LinAlgError as error:
-            explain("cholesky", error, _WAY_OUT)
-        except RuntimeError:
-            expect_square("cholesky", "A", A)
-            raise
     expect_float("cholesky", A=A)
     expect_square("cholesky", "A", A)
-    factor, info = _forward(A, upper)
+    if _route.prefers_torch(A):
+        factor, info = _route.by_torch(torch.linalg.cholesky_ex, A, upper=upper)
+    else:
+        factor, info = _forward(A, upper)
     if not check:
         return factor, info
-    expect_factored("cholesky", info, "linalg.cholesky", _WAY_OUT)
+    way_out = "Add a multiple of the identity to A."
+    expect_factored("cholesky", info, "linalg.cholesky", way_out)
     return factor  # type: ignore[no-any-return]
-
-
-def _torch_is_ahead(A: Tensor) -> bool:
-    """For single and for large matrices, and where our call takes longer than torch does for all of
-    them: in torch's time the call is worth 4500 values, and a group of lanes 1.5 matrices (AMD
-    EPYC, one thread)."""
-    size = A.shape
-    n = size[-1] if len(size) > 1 else 0
-    return n > 0 and (A.numel() < 4500 + n * n * 3 // 2 or n > _LARGEST)
 
 
 @_forward.reference
@@ -84,9 +55,14 @@ def _(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     return factor.to(A.dtype).contiguous(), info
 
 
+def _positive_definite(x: Tensor) -> Tensor:
+    n = x.shape[-1]
+    return x @ x.mT / n + torch.eye(n, dtype=x.dtype)
+
+
 def _example(dtype: torch.dtype, batch: int, n: int) -> Example:
-    x = torch.randn(batch, n, n)
-    return Example(((x @ x.mT / n + torch.eye(n)).to(dtype), False), reduces_over=n)
+    A = _positive_definite(torch.randn(batch, n, n))
+    return Example((A.to(dtype), False), reduces_over=n)
 
 
 @_forward.example

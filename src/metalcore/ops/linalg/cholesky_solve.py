@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import (
-    LAPACK_TYPES,
     expect_float,
     expect_matrix,
     expect_same_device,
@@ -16,13 +16,12 @@ from metalcore._check import (
     expect_systems,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Systems
 from metalcore.ops.linalg._systems import broadcast
+from metalcore.ops.linalg.trsm import well_conditioned
 
-# Right sides and factors that are left to torch without a look at their shapes.
-_FEW: int = policy("cholesky_solve", "cpu")["torch_below"]
-_SMALL: int = policy("cholesky_solve", "cpu")["torch_below_matrix"]
+_route = Systems("cholesky_solve", "", lambda B: (B, well_conditioned(B).tril()))
+set_accuracy("cholesky_solve", 16.0)
 
 _forward = Op("cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor", batched=True)
 
@@ -42,35 +41,16 @@ def cholesky_solve(B: Tensor, L: Tensor, *, upper: bool = False) -> Tensor:
     Example:
         >>> X = metalcore.cholesky_solve(B, metalcore.cholesky(A))
     """
-    if (
-        ((B.numel() < _FEW and L.numel() < _SMALL) or _torch_is_ahead(B, L))
-        and B.dtype in LAPACK_TYPES
-        and left_to_torch("cholesky_solve", B)
-    ):
-        try:
-            return torch.cholesky_solve(B, L, upper) if upper else torch.cholesky_solve(B, L)
-        except RuntimeError:
-            _expect(B, L)
-            raise
-    _expect(B, L)
-    L, B = broadcast(L, B)
-    return _forward(B, L, upper)  # type: ignore[no-any-return]
-
-
-def _expect(B: Tensor, L: Tensor) -> None:
     expect_float("cholesky_solve", B=B, L=L)
     expect_same_dtype("cholesky_solve", B=B, L=L)
     expect_same_device("cholesky_solve", B=B, L=L)
     expect_matrix("cholesky_solve", "B", B)
     expect_square("cholesky_solve", "L", L)
     expect_systems("cholesky_solve", L, B, "L")
-
-
-def _torch_is_ahead(B: Tensor, L: Tensor) -> bool:
-    """Where our call takes longer than torch does for all systems: for torch, a system is 500
-    products and the sums of these, and our call 11000 (AMD EPYC, one thread)."""
-    n = L.shape[-1] if L.dim() > 1 else 0
-    return n > 0 and B.numel() * (n + 500 // n) < 11000
+    L, B = broadcast(L, B)
+    if _route.prefers_torch(B, L):
+        return _route.by_torch(torch.cholesky_solve, B, L, upper)
+    return _forward(B, L, upper)  # type: ignore[no-any-return]
 
 
 @_forward.reference
@@ -80,8 +60,8 @@ def _(B: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 
 def _example(dtype: torch.dtype, k: int) -> Example:
-    L = torch.randn(5, 9, 9) / 9 + 2 * torch.eye(9)
-    return Example((torch.randn(5, 9, k).to(dtype), L.to(dtype), False), 9)
+    B = torch.randn(5, 9, k)
+    return Example((B.to(dtype), well_conditioned(B).to(dtype), False), 9)
 
 
 @_forward.example

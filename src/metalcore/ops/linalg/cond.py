@@ -6,13 +6,10 @@ import math
 import torch
 from torch import Tensor
 
-from metalcore._check import expect, expect_float, expect_matrix, expect_square
+from metalcore._check import expect_float, expect_matrix, expect_square, refuse
 from metalcore._op import accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.linalg.svd import svdvals, torch_is_ahead_for_values
+from metalcore.ops.linalg.svd import svdvals
 
-# Values of a batch that are left to torch.
-_FEW = 100
 _ORDERS = (None, "fro", "nuc", math.inf, -math.inf, 1, -1, 2, -2)
 
 
@@ -31,15 +28,8 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
         >>> metalcore.cond(torch.eye(3))
         tensor(1.)
     """
-    if (
-        torch_is_ahead_for_values(A, 1, _FEW)
-        and (p is None or _torch_takes(A, p))
-        and left_to_torch("cond", A)
-    ):
-        return torch.linalg.cond(A) if p is None else torch.linalg.cond(A, p)  # type: ignore[no-any-return]
-    expect(
-        p in _ORDERS, "cond", f"p must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {p!r}"
-    )
+    if p not in _ORDERS:
+        refuse("cond", f"p must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {p!r}")
     expect_float("cond", A=A)
     (expect_matrix if p in (None, 2, -2) else expect_square)("cond", "A", A)
     if A.numel() == 0:
@@ -54,8 +44,3 @@ def cond(A: Tensor, p: float | str | None = None) -> Tensor:
     inverse, info = torch.linalg.inv_ex(X)
     product = torch.linalg.matrix_norm(X, p) * torch.linalg.matrix_norm(inverse, p)
     return torch.where(info == 0, product, math.inf).to(A.dtype)
-
-
-def _torch_takes(A: Tensor, p: float | str) -> bool:
-    """Whether torch computes it without an error: it has no gradient for norms of the inverse."""
-    return p in _ORDERS and A.shape[-1] == A.shape[-2] and not A.requires_grad

@@ -6,11 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import expect_float, expect_square, is_eager
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.linalg.lu import torch_is_ahead
+from metalcore._route import Matrices
 from metalcore.ops.linalg.solve import forward as solve
+
+_det_route = Matrices("det", square=True)
+_slogdet_route = Matrices("slogdet", square=True)
+set_accuracy("det", 8.0)
 
 _forward = Op("det(Tensor A) -> (Tensor det, Tensor sign, Tensor logabsdet)", batched=True)
 
@@ -28,9 +32,11 @@ def det(A: Tensor) -> Tensor:
     Example:
         >>> d = metalcore.det(torch.randn(200, 32, 32))
     """
-    if torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1] and left_to_torch("det", A):
-        return torch.linalg.det(A)  # type: ignore[no-any-return]
-    return _of("det", A)[0]
+    expect_float("det", A=A)
+    expect_square("det", "A", A)
+    if _det_route.prefers_torch(A):
+        return _det_route.by_torch(torch.linalg.det, A)  # type: ignore[no-any-return]
+    return _forward(A)[0]  # type: ignore[no-any-return]
 
 
 def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,17 +52,13 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     Example:
         >>> sign, logabsdet = metalcore.slogdet(torch.randn(200, 32, 32))
     """
-    if torch_is_ahead("det", A) and A.shape[-2] == A.shape[-1] and left_to_torch("slogdet", A):
-        sign, logabsdet = torch.linalg.slogdet(A)
+    expect_float("slogdet", A=A)
+    expect_square("slogdet", "A", A)
+    if _slogdet_route.prefers_torch(A):
+        sign, logabsdet = _slogdet_route.by_torch(torch.linalg.slogdet, A)
         return sign.detach(), logabsdet
-    _, sign, logabsdet = _of("slogdet", A)
+    _, sign, logabsdet = _forward(A)
     return sign, logabsdet
-
-
-def _of(op: str, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    expect_float(op, A=A)
-    expect_square(op, "A", A)
-    return _forward(A)  # type: ignore[no-any-return]
 
 
 @_forward.reference

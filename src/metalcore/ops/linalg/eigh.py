@@ -6,25 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import (
-    LAPACK_TYPES,
     LinAlgError,
-    expect,
     expect_factored,
     expect_float,
     expect_square,
     explain,
+    refuse,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 
 _WAY_OUT = "Look for NaN and inf in A."
-_KNOBS = policy("eigh", "cpu")
-_LARGEST: int = _KNOBS["interleaved_many_up_to"]
-_VALUES_LARGEST: int = _KNOBS["values_interleaved_up_to"]
-_VALUES_ALONE: int = _KNOBS["values_alone_from"]
-_FEW_ROWS: int = _KNOBS["torch_below_rows"]
+
+_route = Matrices("eigh", lambda A: (A + A.mT,), square=True)
+_values_route = Matrices("eigvalsh", lambda A: (A + A.mT,), square=True)
+set_accuracy("eigh", 8.0)
+set_accuracy("eigvalsh", 8.0)
 
 _forward = Op("eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)", batched=True)
 _values = Op("eigvalsh(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
@@ -51,9 +50,11 @@ def eigh(
     Example:
         >>> L, Q = metalcore.eigh(A + A.mT)
     """
-    if check and _torch_is_ahead(A, UPLO, _LARGEST) and left_to_torch("eigh", A):
-        return _call_torch("eigh", A, UPLO)  # type: ignore[no-any-return]
-    L, Q, info = _forward(A, _expect_input("eigh", A, UPLO))
+    upper = _expect_input("eigh", A, UPLO)
+    if check and _route.prefers_torch(A):
+        L, Q = _route.by_torch(_call_torch, A, "eigh", UPLO.upper())
+        return L, Q
+    L, Q, info = _forward(A, upper)
     if not check:
         return L, Q, info
     expect_factored("eigh", info, "linalg.eigh", _WAY_OUT)
@@ -75,14 +76,9 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tupl
     Example:
         >>> L = metalcore.eigvalsh(A + A.mT)
     """
-    if (
-        check
-        and _torch_is_ahead(A, UPLO, _VALUES_LARGEST)
-        and A.shape[-1] < _VALUES_ALONE
-        and left_to_torch("eigvalsh", A)
-    ):
-        return _call_torch("eigvalsh", A, UPLO)  # type: ignore[no-any-return]
     upper = _expect_input("eigvalsh", A, UPLO)
+    if check and _values_route.prefers_torch(A):
+        return _values_route.by_torch(_call_torch, A, "eigvalsh", UPLO.upper())[0]
     if A.requires_grad and torch.is_grad_enabled():
         # the gradient needs the eigenvectors
         L, _, info = _forward(A, upper)
@@ -98,36 +94,22 @@ def _expect_input(op: str, A: Tensor, UPLO: str) -> bool:
     """Whether the upper triangle is to be read."""
     expect_float(op, A=A)
     expect_square(op, "A", A)
-    expect(UPLO in ("L", "U", "l", "u"), op, f'UPLO must be "L" or "U", got {UPLO!r}')
+    if UPLO not in ("L", "U", "l", "u"):
+        refuse(op, f'UPLO must be "L" or "U", got {UPLO!r}')
     return UPLO in ("U", "u")
 
 
-def _torch_is_ahead(A: Tensor, UPLO: str, largest: int) -> bool:
-    """For large matrices, and for few: they would leave lanes idle, or do not pay for a call."""
-    if A.dtype not in LAPACK_TYPES or UPLO not in ("L", "U"):
-        return False
-    rank = A.ndim
-    if rank <= 2:
-        return rank == 2
-    n, values = A.shape[-1], A.numel()
-    return values <= 2 * n * n or values < n * _FEW_ROWS or n > largest
-
-
-def _call_torch(op: str, A: Tensor, UPLO: str) -> Any:
+def _call_torch(A: Tensor, op: str, UPLO: str) -> tuple[Tensor, ...]:
+    """Eigenvalues, and for `eigh` eigenvectors, by torch."""
     try:
-        if op == "eigh":
-            result = L, _ = torch.linalg.eigh(A, UPLO)
-        else:
-            result = L = torch.linalg.eigvalsh(A, UPLO)
+        results = torch.linalg.eigh(A, UPLO) if op == "eigh" else [torch.linalg.eigvalsh(A, UPLO)]
     except LinAlgError as error:
         explain(op, error, _WAY_OUT)
-    except RuntimeError:
-        _expect_input(op, A, UPLO)
-        raise
-    # LAPACK's method for more than 25 rows may return NaN without a word
-    if A.numel() > 25 * 25 and not torch.equal(L, L):
-        expect_factored(op, L.isnan().any(-1).int() * A.shape[-1], f"linalg.{op}", _WAY_OUT)
-    return result
+    # one of LAPACK's methods returns NaN without a word
+    if not torch.equal(results[0], results[0]):
+        info = results[0].isnan().any(-1).int() * A.shape[-1]
+        expect_factored(op, info, f"linalg.{op}", _WAY_OUT)
+    return tuple(results)
 
 
 @_forward.reference

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    expect,
     expect_float,
     expect_matrix,
     expect_one_of,
     expect_rank,
     expect_same_device,
     expect_same_dtype,
+    refuse,
     shape,
 )
 from metalcore._op import Example, Op, accumulate
@@ -37,7 +37,8 @@ def householder_vector(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     expect_float("householder_vector", x=x)
     expect_rank("householder_vector", x, 1)
-    expect(x.shape[-1] > 0, "householder_vector", f"x must not be empty, got {shape(x)}")
+    if x.shape[-1] == 0:
+        refuse("householder_vector", f"x must not be empty, got {shape(x)}")
     v, tau = _vector(x)
     return v, tau
 
@@ -65,11 +66,11 @@ def apply_householder(A: Tensor, v: Tensor, tau: Tensor, side: str = "left") -> 
     expect_matrix(op, "A", A)
     left = side == "left"
     length = A.shape[-2 if left else -1]
-    expect(
-        v.dim() > 0 and v.shape[-1] == length,
-        op,
-        f"v must have {length} elements for the {side} side of A {shape(A)}, got {shape(v)}",
-    )
+    if not (v.dim() > 0 and v.shape[-1] == length):
+        refuse(
+            op,
+            f"v must have {length} elements for the {side} side of A {shape(A)}, got {shape(v)}",
+        )
     if not A.shape[:-2] == v.shape[:-1] == tau.shape:
         batch = torch.broadcast_shapes(A.shape[:-2], v.shape[:-1], tau.shape)
         A, v = A.expand(*batch, *A.shape[-2:]), v.expand(*batch, length)

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import LAPACK_TYPES, expect_float, expect_matrix
+from metalcore._accuracy import set_accuracy
+from metalcore._check import expect_float, expect_matrix
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 
-_LIMITS = {
-    op: (policy(op, "cpu")["interleaved_up_to"], policy(op, "cpu")["interleaved_alone_up_to"])
-    for op in ("lu", "det", "solve")
-}
+_route = Matrices("lu")
+set_accuracy("lu", 8.0)
 
 _forward = Op("lu(Tensor A) -> (Tensor P, Tensor L, Tensor U)", batched=True)
 
@@ -32,21 +30,11 @@ def lu(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Example:
         >>> P, L, U = metalcore.lu(torch.randn(200, 32, 32))
     """
-    if torch_is_ahead("lu", A) and left_to_torch("lu", A):
-        return torch.linalg.lu(A)  # type: ignore[no-any-return]
     expect_float("lu", A=A)
     expect_matrix("lu", "A", A)
+    if _route.prefers_torch(A):
+        return _route.by_torch(torch.linalg.lu, A)  # type: ignore[no-any-return]
     return _forward(A)  # type: ignore[no-any-return]
-
-
-def torch_is_ahead(op: str, A: Tensor) -> bool:
-    """Where the CPU kernel of `op` (lu, det or solve) would call LAPACK as torch does."""
-    size = A.shape
-    if len(size) < 2 or A.dtype not in LAPACK_TYPES:
-        return False
-    up_to, alone_up_to = _LIMITS[op]
-    n = max(size[-1], size[-2])
-    return n > alone_up_to and (len(size) == 2 or n > up_to or n > alone_up_to * size[:-2].numel())
 
 
 @_forward.reference

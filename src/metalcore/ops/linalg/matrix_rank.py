@@ -6,12 +6,8 @@ from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_square
 from metalcore._op import accumulate
-from metalcore._trace import left_to_torch
 from metalcore.ops.linalg.eigh import eigvalsh
-from metalcore.ops.linalg.svd import svdvals, torch_is_ahead_for_values
-
-# Values of a batch that are left to torch.
-FEW = 1500
+from metalcore.ops.linalg.svd import svdvals
 
 
 def matrix_rank(
@@ -38,10 +34,6 @@ def matrix_rank(
         >>> metalcore.matrix_rank(torch.ones(3, 3))
         tensor(1)
     """
-    if not hermitian and torch_is_ahead_for_values(A, 1, FEW) and left_to_torch("matrix_rank", A):
-        if atol is None and rtol is None:
-            return torch.linalg.matrix_rank(A)  # type: ignore[no-any-return]
-        return torch.linalg.matrix_rank(A, atol=atol, rtol=rtol)  # type: ignore[no-any-return]
     expect_float("matrix_rank", A=A)
     (expect_square if hermitian else expect_matrix)("matrix_rank", "A", A)
     X = accumulate(A.detach())
@@ -49,6 +41,8 @@ def matrix_rank(
     if S.shape[-1] == 0:
         return torch.zeros(A.shape[:-2], dtype=torch.int64, device=A.device)
     default = max(A.shape[-2:]) * float(torch.finfo(S.dtype).eps)
+    if atol is None and rtol is None:
+        return (default * S.amax(-1, keepdim=True) < S).sum(-1)
     absolute = torch.as_tensor(0.0 if atol is None else atol, dtype=S.dtype, device=S.device)
     if rtol is None:
         relative = torch.where(absolute > 0, 0.0, default).to(S.dtype)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from metalcore import _torch
+from metalcore._accuracy import set_accuracy
 from metalcore._check import expect_float, expect_matrix, expect_one_of, is_eager
 from metalcore._op import Composition, Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.linalg.qr import qr, square_gradient, torch_is_ahead
+from metalcore.ops.linalg.qr import qr, square_gradient
 from metalcore.ops.linalg.svd import svd
 
 # Rows of a block of TSQR, at least.
@@ -34,6 +34,8 @@ _MOST_STEPS = 60
 _REPEATS = {torch.float32: 17, torch.float64: 30}
 # Columns up to which the SVD is one kernel, and less than all these steps.
 _SVD_UP_TO = 64
+
+set_accuracy("orthogonalize", 16.0)
 
 _by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True)
 _polar = Composition("polar(Tensor A) -> Tensor", batched=True)
@@ -58,10 +60,6 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     Example:
         >>> Q = metalcore.orthogonalize(torch.randn(1000, 10))
     """
-    if method == "auto" and torch_is_ahead(A, "reduced") and left_to_torch("orthogonalize", A):
-        wide = A.shape[-2] < A.shape[-1]
-        Q: Tensor = torch.linalg.qr(A.mT if wide else A)[0]
-        return Q.mT if wide else Q
     op = "orthogonalize"
     expect_one_of(op, "method", method, ("auto", *_METHODS))
     expect_float(op, A=A)

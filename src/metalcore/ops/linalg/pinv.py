@@ -8,14 +8,12 @@ from torch import Tensor
 
 from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
 from metalcore._op import Composition, Example, accumulate, accumulate_dtype
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 from metalcore.ops.linalg.eigh import eigh
-from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd, torch_is_ahead
+from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd
 
+_route = Matrices("pinv")
 _pinv = Composition("pinv(Tensor A, Tensor rcond, bool hermitian) -> Tensor", batched=True)
-
-# Values of a batch that are left to torch.
-_FEW = 1500
 
 
 def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
@@ -35,14 +33,10 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
     Example:
         >>> X = metalcore.pinv(A) @ B
     """
-    if (
-        torch_is_ahead(A, 1, _FEW)
-        and not (hermitian and A.shape[-2] != A.shape[-1])
-        and left_to_torch("pinv", A)
-    ):
-        return _call_torch(A, rcond, hermitian)
     expect_float("pinv", A=A)
     (expect_square if hermitian else expect_matrix)("pinv", "A", A)
+    if _route.prefers_torch(A):
+        return _route.by_torch(_call_torch, A, rcond, hermitian)
     return by_kernels(A, rcond, hermitian)
 
 
@@ -56,11 +50,7 @@ def by_kernels(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tens
 def _call_torch(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
     wide = A.shape[-2] < A.shape[-1]
     try:
-        P: Tensor = (
-            torch.linalg.pinv(A)
-            if rcond is None and not (wide or hermitian)
-            else torch.linalg.pinv(A.mT if wide else A, rtol=rcond, hermitian=hermitian)
-        )
+        P: Tensor = torch.linalg.pinv(A.mT if wide else A, rtol=rcond, hermitian=hermitian)
     except LinAlgError as error:
         explain("pinv", error, WAY_OUT)
     return P.mT if wide else P

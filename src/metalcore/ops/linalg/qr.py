@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import LAPACK_TYPES, expect, expect_float, expect_matrix, expect_one_of
+from metalcore._accuracy import set_accuracy
+from metalcore._check import expect, expect_float, expect_matrix, expect_one_of, refuse
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 
 _MODES = ("reduced", "complete", "r")
-_KNOBS = policy("qr", "cpu")
-_FEW: int = _KNOBS["torch_below"]
+_route = Matrices("qr")
+set_accuracy("qr", 16.0)
 
 _forward = Op("qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True)
 
@@ -36,33 +36,15 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     Example:
         >>> Q, R = metalcore.qr(torch.randn(1000, 16, 16))
     """
-    if (
-        (mode == "reduced" or (mode in _MODES and not A.requires_grad))
-        and torch_is_ahead(A, mode)
-        and left_to_torch("qr", A)
-    ):
-        return torch.linalg.qr(A, mode)  # type: ignore[no-any-return]
     expect_one_of("qr", "mode", mode, _MODES)
     expect_float("qr", A=A)
     expect_matrix("qr", "A", A)
-    Q, R = _forward(A, mode)
+    # what has no gradient is said by our op
+    if (mode == "reduced" or not A.requires_grad) and _route.prefers_torch(A):
+        Q, R = _route.by_torch(torch.linalg.qr, A, mode)
+    else:
+        Q, R = _forward(A, mode)
     return (R.new_empty(0) if mode == "r" else Q), R
-
-
-def torch_is_ahead(A: Tensor, mode: str) -> bool:
-    """For one matrix or a few, which would leave lanes idle, and for large ones. The CPU kernel
-    decides the same by its own lanes."""
-    rank = A.ndim
-    if A.dtype not in LAPACK_TYPES or rank < 2:
-        return False
-    if rank == 2 or A.numel() < _FEW:
-        return True
-    *_, m, n = A.shape
-    batch, lanes = A.shape[:-2].numel(), 32 // A.itemsize
-    # compilers know the power, but no isqrt
-    size = int((m * max(m, n) if mode == "complete" else m * n) ** 0.5)
-    few = batch < lanes and batch * _KNOBS["lapack_speed"] < lanes * (size + 16)
-    return size > _KNOBS["interleaved_up_to"] or (few and size > _KNOBS["interleaved_alone_up_to"])
 
 
 @_forward.reference
@@ -93,12 +75,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
         "qr",
         'the gradient needs Q, which mode="r" does not compute; use mode="reduced"',
     )
-    expect(
-        mode == "reduced" or m <= n,
-        "qr",
-        f'mode="complete" has no gradient for more rows than columns, got {[m, n]}; '
-        'use mode="reduced"',
-    )
+    if mode == "complete" and m > n:
+        refuse(
+            "qr",
+            f'mode="complete" has no gradient for more rows than columns, got {[m, n]}; '
+            'use mode="reduced"',
+        )
     ctx.save_for_backward(A, *output)
 
 

@@ -6,23 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import (
-    LinAlgError,
     expect_factored,
     expect_float,
     expect_same_device,
     expect_same_dtype,
     expect_square,
     expect_systems,
-    explain,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.linalg._systems import are_usual, are_vectors
-from metalcore.ops.linalg.lu import torch_is_ahead
+from metalcore._route import Matrices
+from metalcore.ops.linalg._systems import are_vectors
 
-_WAY_OUT = "Use metalcore.lstsq or metalcore.pinv for singular matrices."
-
+_route = Matrices("solve", lambda A: (A, A[..., :1]), square=True)
+set_accuracy("solve", 8.0)
 forward = Op("solve(Tensor A, Tensor B, bool refine) -> (Tensor X, Tensor info)", batched=True)
 
 
@@ -46,32 +44,26 @@ def solve(
     Example:
         >>> X = metalcore.solve(torch.randn(500, 16, 16), torch.randn(500, 16, 4))
     """
-    usual = are_usual(A, B)
-    right = B if usual else _as_right_sides(A, B)
-    if check and not refine and torch_is_ahead("solve", A) and left_to_torch("solve", A):
-        try:
-            return torch.linalg.solve(A, B)  # type: ignore[no-any-return]
-        except LinAlgError as error:
-            explain("solve", error, _WAY_OUT)
-    same_batch = usual or A.shape[:-2] == right.shape[:-2]
-    X, info = (forward if same_batch else _broadcast)(A, right, refine)
-    if right is not B:
-        X = X.squeeze(-1)
-    if not check:
-        return X, info
-    expect_factored("solve", info, "linalg.solve", _WAY_OUT)
-    return X
-
-
-def _as_right_sides(A: Tensor, B: Tensor) -> Tensor:
-    """Check, and turn vectors into matrices of one column."""
     expect_float("solve", A=A, B=B)
     expect_same_dtype("solve", A=A, B=B)
     expect_same_device("solve", A=A, B=B)
     expect_square("solve", "A", A)
-    right = B.unsqueeze(-1) if are_vectors(A, B) else B
+    vectors = are_vectors(A, B)
+    right = B.unsqueeze(-1) if vectors else B
     expect_systems("solve", A, right, given=B)
-    return right
+    if not refine and _route.prefers_torch(A, right):
+        X, info = _route.by_torch(torch.linalg.solve_ex, A, right)
+    elif A.shape[:-2] == right.shape[:-2]:
+        X, info = forward(A, right, refine)
+    else:
+        X, info = _broadcast(A, right, refine)
+    if vectors:
+        X = X.squeeze(-1)
+    if not check:
+        return X, info
+    way_out = "Use metalcore.lstsq or metalcore.pinv for singular matrices."
+    expect_factored("solve", info, "linalg.solve", way_out)
+    return X  # type: ignore[no-any-return]
 
 
 def _broadcast(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:

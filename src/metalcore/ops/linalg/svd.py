@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import (
-    LAPACK_TYPES,
     LinAlgError,
     expect_factored,
     expect_float,
@@ -16,18 +16,13 @@ from metalcore._check import (
     is_clear,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
+from metalcore._route import Matrices
 
 WAY_OUT = "Look for NaN and inf in A."
-_KNOBS = policy("svd", "cpu")
-# Smaller matrices than this are decomposed in lanes even alone.
-_ALONE: int = _KNOBS["interleaved_alone_up_to"] + 1
-_GRAM_FROM: int = _KNOBS["gram_from"]
-_GRAM_SQUARE_FROM: int = _KNOBS["gram_square_from"]
-_VALUES_GRAM_FROM: int = _KNOBS["values_gram_from"]
-_FEW: int = _KNOBS["torch_below"]
-_SMALL = _GRAM_FROM**2
+
+_route = Matrices("svd")
+_values_route = Matrices("svdvals")
+set_accuracy("svd", 8.0)
 
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
@@ -65,10 +60,10 @@ def svd(
     if not compute_uv:
         values = svdvals(A, check=check)
         return (None, values, None) if check else (None, values[0], None, values[1])
-    if check and torch_is_ahead(A, _ALONE, _FEW) and left_to_torch("svd", A):
-        return _call_torch(A, full_matrices)
     expect_float("svd", A=A)
     expect_matrix("svd", "A", A)
+    if check and _route.prefers_torch(A):
+        return _route.by_torch(_decompose_by_torch, A, full_matrices)
     U, S, V, info = _forward(A, full_matrices)
     if not check:
         return U, S, V, info
@@ -89,10 +84,10 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     Example:
         >>> S = metalcore.svdvals(A)
     """
-    if check and torch_is_ahead_for_values(A, _ALONE, _FEW) and left_to_torch("svdvals", A):
-        return _call_torch_for_values(A)
     expect_float("svdvals", A=A)
     expect_matrix("svdvals", "A", A)
+    if check and _values_route.prefers_torch(A):
+        return _values_route.by_torch(_values_by_torch, A)
     if torch.is_grad_enabled() and A.requires_grad:
         # the gradient needs the vectors
         _, S, _, info = _forward(A, False)
@@ -135,50 +130,10 @@ def svd_solve(op: str, A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Ten
     return X, S, rank
 
 
-def solves_side_by_side(A: Tensor, B: Tensor) -> bool:
-    """Whether `svd_solve` has matrices [..., M, N] for every lane, and not too many right sides: it
-    is fastest then."""
-    m, n = max(A.shape[-2:]), min(A.shape[-2:])
-    return (
-        A.shape[:-2].numel() >= 8
-        and B.shape[-1] <= m
-        and m <= max(2 * n, 256)
-        and m * n <= _KNOBS["interleaved_up_to"] ** 2
-    )
-
-
-def torch_is_ahead(A: Tensor, least: int, few: int) -> bool:
-    """Whether torch is ahead for A: a batch of fewer than `few` values, or one matrix that
-    is neither smaller than `least` x `least` nor large enough for what the kernel knows."""
-    rank, dtype, values = A.ndim, A.dtype, A.numel()
-    if rank < 2 or dtype not in LAPACK_TYPES:
-        return False
-    # most calls are told by this, without the shape: it takes as long as all the rest
-    if values < few or (rank == 2 and values < _SMALL):
-        return values >= least * least
-    size = A.shape
-    m, n = size[-2], size[-1]
-    if rank > 2 and size[:-2].numel() != 1:
-        return False
-    if n > m:
-        m, n = n, m
-    gram_from = _GRAM_FROM if m >= 2 * n else _GRAM_SQUARE_FROM
-    return n >= least and (n < gram_from or dtype is torch.float64)
-
-
-def torch_is_ahead_for_values(A: Tensor, least: int, few: int) -> bool:
-    """As `torch_is_ahead`, where only singular values are wanted."""
-    return torch_is_ahead(A, least, few) and not (
-        A.dtype is torch.float32 and A.ndim == 2 and min(A.shape) >= _VALUES_GRAM_FROM
-    )
-
-
-def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's svd. It is up to twice as fast for long matrices as for wide ones."""
-    size = A.shape
+def _decompose_by_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's svd, which is up to twice as fast for long matrices as for wide ones."""
     try:
-        if size[-2] >= size[-1]:
-            # to name the argument takes 1 us
+        if A.shape[-2] >= A.shape[-1]:
             U, S, Vh = torch.linalg.svd(A, full_matrices)
             return U, S, Vh.mT
         V, S, Uh = torch.linalg.svd(A.mT, full_matrices)
@@ -187,12 +142,12 @@ def _call_torch(A: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]
         explain("svd", error, WAY_OUT)
 
 
-def _call_torch_for_values(A: Tensor) -> Tensor:
-    size = A.shape
+def _values_by_torch(A: Tensor) -> Tensor:
     try:
-        return torch.linalg.svdvals(A.mT if size[-2] < size[-1] else A)  # type: ignore[no-any-return]
+        S: Tensor = torch.linalg.svdvals(A.mT if A.shape[-2] < A.shape[-1] else A)
     except LinAlgError as error:
         explain("svdvals", error, WAY_OUT)
+    return S
 
 
 def _expect_decomposed(op: str, A: Tensor, info: Tensor) -> None:

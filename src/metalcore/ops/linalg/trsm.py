@@ -6,22 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import (
-    LAPACK_TYPES,
-    expect_float,
-    expect_same_device,
-    expect_same_dtype,
-    expect_square,
-)
+from metalcore._accuracy import set_accuracy
+from metalcore._check import expect_float, expect_same_device, expect_same_dtype, expect_square
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.linalg._systems import are_usual, are_vectors, as_one_batch
+from metalcore._route import Systems
+from metalcore.ops.linalg._systems import as_one_batch
 
-_KNOBS = policy("trsm", "cpu")
-# Right sides and matrices that are left to torch without a look at their shapes.
-_FEW: int = _KNOBS["torch_below"]
-_SMALL: int = _KNOBS["torch_below_matrix"]
+_route = Systems("trsm", "", lambda B: (well_conditioned(B).tril(), B))
+set_accuracy("trsm", 8.0)
 
 _forward = Op(
     "trsm(Tensor A, Tensor B, bool lower, bool transpose, bool unit_diagonal) -> Tensor",
@@ -53,64 +45,42 @@ def trsm(
     Example:
         >>> x = metalcore.trsm(metalcore.cholesky(A), b)
     """
-    vectors = A.ndim != B.ndim and are_vectors(A, B)
-    if (
-        ((B.numel() < _FEW and A.numel() < _SMALL) or _torch_is_ahead(A, B, vectors))
-        and A.dtype is B.dtype
-        and B.dtype in LAPACK_TYPES
-        and left_to_torch("trsm", B)
-    ):
-        a, b = A.mT if transpose else A, B.unsqueeze(-1) if vectors else B
-        try:
-            # to name one argument more takes 1 us
-            X: Tensor = (
-                torch.linalg.solve_triangular(a, b, upper=lower == transpose, unitriangular=True)
-                if unit_diagonal
-                else torch.linalg.solve_triangular(a, b, upper=lower == transpose)
-            )
-        except RuntimeError:
-            _as_systems(A, B)
-            raise
-    else:
-        if not are_usual(A, B):
-            A, B = _as_systems(A, B)
-        X = _forward(A, B, lower, transpose, unit_diagonal)
-    return X.squeeze(-1) if vectors else X
-
-
-def _as_systems(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Check, and bring both to the same batch."""
     expect_float("trsm", A=A, B=B)
     expect_same_dtype("trsm", A=A, B=B)
     expect_same_device("trsm", A=A, B=B)
     expect_square("trsm", "A", A)
-    return as_one_batch("trsm", A, B)
+    A, B, vectors = as_one_batch("trsm", A, B)
+    if _route.prefers_torch(B, A):
+        X = _route.by_torch(_solve_by_torch, B, A, lower, transpose, unit_diagonal)
+    else:
+        X = _forward(A, B, lower, transpose, unit_diagonal)
+    return X.squeeze(-1) if vectors else X
 
 
-def _torch_is_ahead(A: Tensor, B: Tensor, vectors: bool) -> bool:
-    """Where our call takes longer than torch does for all systems, and for few right sides of
-    large systems. For torch, a system is 320 products and the sums of these, and our call 60000
-    (AMD EPYC, one thread)."""
-    a, b = A.shape, B.shape
-    n = a[-1] if len(a) > 1 else 0
-    return n > 0 and (
-        B.numel() * (n + 320 // n) < 60000
-        or (n > (64 if len(a) == 2 else 128) and (vectors or b[-1] < 8))
+def _solve_by_torch(
+    B: Tensor, A: Tensor, lower: bool, transpose: bool, unit_diagonal: bool
+) -> Tensor:
+    X: Tensor = torch.linalg.solve_triangular(
+        A.mT if transpose else A, B, upper=lower == transpose, unitriangular=unit_diagonal
     )
+    return X
 
 
 @_forward.reference
 def _(A: Tensor, B: Tensor, lower: bool, transpose: bool, unit_diagonal: bool) -> Tensor:
-    a, b = accumulate(A), accumulate(B)
-    X: Tensor = torch.linalg.solve_triangular(
-        a.mT if transpose else a, b, upper=lower == transpose, unitriangular=unit_diagonal
-    )
+    X = _solve_by_torch(accumulate(B), accumulate(A), lower, transpose, unit_diagonal)
     return X.to(B.dtype).contiguous()
 
 
+def well_conditioned(B: Tensor) -> Tensor:
+    """Matrices A [..., N, N] for right sides B [..., N, K]."""
+    n = B.shape[-2]
+    return torch.randn(*B.shape[:-1], n, dtype=B.dtype) / n + 2 * torch.eye(n, dtype=B.dtype)
+
+
 def _example(dtype: torch.dtype, k: int) -> Example:
-    A = torch.randn(5, 9, 9) / 9 + 2 * torch.eye(9)
-    return Example((A.to(dtype), torch.randn(5, 9, k).to(dtype), True, False, False), 9)
+    B = torch.randn(5, 9, k)
+    return Example((well_conditioned(B).to(dtype), B.to(dtype), True, False, False), 9)
 
 
 @_forward.example

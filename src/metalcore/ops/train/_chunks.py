@@ -6,26 +6,37 @@ into its share of dhidden, dweight and dbias at once, in the forward pass.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from metalcore._check import (
-    expect,
     expect_float,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    refuse,
     shape,
 )
 from metalcore._native import in_huge_pages
 from metalcore._op import accumulate_dtype
-from metalcore._policy import policy
+from metalcore._policy import policy, when_changed
 from metalcore.ops.train._products import multiply_into
 
-_POLICY = {b: policy("linear_cross_entropy", b) for b in ("cpu", "metal")}
-CHUNK_MIB = {b: p["chunk_mib"] for b, p in _POLICY.items()}
+# `chunk_mib` is the most that a chunk of logits takes: less memory, or longer matrix products. One
+# of `enough_tokens` and `enough_mib` is long enough: products are no faster in longer ones, whose
+# logits leave the caches.
+_sizes: dict[str, dict[str, int]] = {}
+
+
+@when_changed
+def _read_sizes() -> None:
+    built_in = {"chunk_mib": 128, "enough_tokens": 256, "enough_mib": 32}
+    for backend in ("cpu", "metal"):
+        _sizes[backend] = policy("linear_cross_entropy", backend, **built_in)
+
+
+_read_sizes()
 
 # `loss(logits, rows, need_dlogits)` of the tokens in the slice `rows`: the loss, or one per token,
 # and the gradient of the logits, which may take their memory; None where it is not needed.
@@ -37,31 +48,23 @@ def expect_linear(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) 
     expect_same_device(op, hidden=hidden, weight=weight, bias=bias)
     both = {"hidden": hidden, "weight": weight}
     expect_same_dtype(op, **(both if bias is None else both | {"bias": bias}))
-    expect(
-        weight.dim() == 2 and hidden.dim() > 0 and hidden.shape[-1] == weight.shape[1],
-        op,
-        "hidden must be [..., H] and weight [classes, H]; "
-        f"got hidden {shape(hidden)} and weight {shape(weight)}",
-    )
+    if not (weight.dim() == 2 and hidden.dim() > 0 and hidden.shape[-1] == weight.shape[1]):
+        refuse(
+            op,
+            "hidden must be [..., H] and weight [classes, H]; "
+            f"got hidden {shape(hidden)} and weight {shape(weight)}",
+        )
     expect_shape(op, "bias", bias, weight.shape[:1])
-
-
-def autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """The tensors in the dtype in which autocast would multiply them."""
-    device = next(t for t in tensors if t is not None).device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
 def chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
     """Slices of about equal length, such that the logits of each stay within the policy."""
     tokens, classes = hidden.shape[0], weight.shape[0]
     where = "metal" if hidden.device.type == "mps" else "cpu"
+    sizes = _sizes[where]
     row = max(1, classes * hidden.element_size())
-    enough = max(_POLICY[where]["enough_tokens"], (_POLICY[where]["enough_mib"] << 20) // row)
-    most = max(1, min(enough, (CHUNK_MIB[where] << 20) // row))
+    enough = max(sizes["enough_tokens"], (sizes["enough_mib"] << 20) // row)
+    most = max(1, min(enough, (sizes["chunk_mib"] << 20) // row))
     count = max(1, -(-tokens // most))
     size = -(-tokens // count)
     return (slice(i, min(tokens, i + size)) for i in range(0, tokens, max(1, size)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from metalcore._check import expect
+from metalcore._check import refuse
 from metalcore._op import Op, accumulate
 
 Slopes = tuple[Tensor, Tensor]
@@ -15,9 +15,8 @@ Slopes = tuple[Tensor, Tensor]
 def reduction_of(op: str, input: Tensor, reduction: str, rows: int) -> tuple[bool, float]:
     """Whether the values are added up, and what they are multiplied by."""
     counts = {"none": 1, "sum": 1, "mean": input.numel(), "batchmean": rows}
-    expect(
-        reduction in counts, op, f"reduction must be none, sum, mean or batchmean, got {reduction}"
-    )
+    if reduction not in counts:
+        refuse(op, f"reduction must be none, sum, mean or batchmean, got {reduction}")
     count = counts[reduction]
     return reduction != "none", 1 / count if count else math.nan
 

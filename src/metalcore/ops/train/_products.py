@@ -6,9 +6,7 @@ blocks of the matrices are multiplied in float32, and their sum is rounded once.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,6 @@ Term = tuple[Tensor, Tensor, float]
 # product, below which it is slow.
 _HELD = (1 << 22, 1 << 20)
 _LEAST = (512, 256)
-_LEAST_PRODUCTS = 1 << 14
 
 
 def sum_of_products(terms: Sequence[Term], dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
@@ -54,23 +51,14 @@ def inner_dtype(a: Tensor, b: Tensor) -> torch.dtype:
     return accumulate_dtype(a) if _takes_blocks(a, b) else torch.promote_types(a.dtype, b.dtype)
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """For code that has cast already. To enter torch's takes 10 us, so not without a cause."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
-
-
 def is_slow_in_torch(a: Tensor, b: Tensor) -> bool:
     """Whether blocks in float32 are ahead of torch's a @ b."""
     if a.dtype.itemsize != 2 or not a.is_cpu or b.dtype.itemsize != 2:
         return False
     if torch.compiler.is_compiling() or _multiplies_fast(a.dtype):
         return False
-    # torch is ahead for few numbers, and for one row if the columns of b lie one after another
-    one_row = a.shape[0] == 1 and b.stride(0) == 1
-    return not one_row and a.numel() * b.shape[1] >= _LEAST_PRODUCTS
+    # torch is ahead for one row if the columns of b lie one after another
+    return a.shape[0] != 1 or b.stride(0) != 1
 
 
 def _takes_blocks(a: Tensor, b: Tensor) -> bool:

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from metalcore._check import expect_positive, expect_sum_of_rows
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import small_by_dtype
+from metalcore._route import Rows
 from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
-_SMALL = small_by_dtype("add_layer_norm")
+_route = Rows("add_layer_norm", "", lambda x: (x, x.flip(-1), x[0], x[0]))
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
@@ -40,21 +39,12 @@ def add_layer_norm(
     Example:
         >>> hidden, residual = metalcore.add_layer_norm(attention_output, residual, weight, bias)
     """
-    if (
-        eps > 0
-        and x.numel() < _SMALL.get(x.dtype, 0)
-        and x.shape == residual.shape
-        and x.dtype is residual.dtype
-        and (weight is None or weight.ndim == 1)
-        and left_to_torch("add_layer_norm", x)
-    ):
-        try:
-            total = x + residual
-            return torch.layer_norm(total, x.shape[-1:], weight, bias, eps), total
-        except RuntimeError:
-            # wrong, or of more dtypes than torch takes: told apart below
-            pass
-    y, total, _, _ = _checked("add_layer_norm", x, residual, weight, bias, eps)
+    _expect("add_layer_norm", x, residual, weight, bias, eps)
+    if _route.prefers_torch(x, residual, weight, bias):
+        total = x + residual
+        y = _route.by_torch(torch.layer_norm, total, x.shape[-1:], weight, bias, eps)
+    else:
+        y, total, _, _ = _forward(x, residual, weight, bias, eps)
     return y, total
 
 
@@ -78,16 +68,16 @@ def fused_add_layernorm(
     Example:
         >>> hidden, mean, rstd = metalcore.fused_add_layernorm(x, residual, weight, bias)
     """
-    y, _, mean, rstd = _checked("fused_add_layernorm", input, residual, weight, bias, eps)
+    _expect("fused_add_layernorm", input, residual, weight, bias, eps)
+    y, _, mean, rstd = _forward(input, residual, weight, bias, eps)
     return y, mean, rstd
 
 
-def _checked(
+def _expect(
     op: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     expect_sum_of_rows(op, x, residual, weight=weight, bias=bias)
     expect_positive(op, eps=eps)
-    return _forward(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 @_forward.reference

@@ -41,8 +41,7 @@ def add_rms_norm(
         >>> hidden, residual = metalcore.add_rms_norm(attention_output, residual, weight, 1e-6)
     """
     expect_sum_of_rows("add_rms_norm", x, residual, weight=weight)
-    if eps is None or not eps > 0:
-        eps = resolve_eps("add_rms_norm", x, eps)
+    eps = resolve_eps("add_rms_norm", x, eps)
     y, total, _ = _forward(x, residual, weight, eps, float(weight_offset))
     return y, total
 

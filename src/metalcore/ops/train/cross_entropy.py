@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalcore._autocast import is_autocast
 from metalcore._autograd import pull_back
 from metalcore._check import (
-    FLOATS,
     dtype_name,
     expect,
     expect_float,
     expect_same_device,
     expect_shape,
     is_eager,
+    refuse,
     shape,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import small_by_dtype
+from metalcore._route import Rows
 
 forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
@@ -41,7 +41,8 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # A mean over tokens makes gradients small, and they are rounded before a loss scale can make them
 # large: float16 ones are kept times this, which the backward pass takes off again.
 FLOAT16_SCALE = 256.0
-_SMALL = small_by_dtype("cross_entropy")
+
+_route = Rows("cross_entropy", "", lambda x: (x, torch.arange(len(x)) % x.shape[1]))
 
 
 def cross_entropy(
@@ -79,38 +80,14 @@ def cross_entropy(
     Example:
         >>> loss = metalcore.cross_entropy(torch.randn(8, 1000), torch.randint(1000, (8,)))
     """
-    if (
-        softcap is None
-        and not z_loss
-        and target.dtype is torch.int64
-        and reduction in REDUCTIONS
-        and input.numel() < _SMALL.get(input.dtype, 0)
-        and left_to_torch("cross_entropy", input)
-    ):
-        return F.cross_entropy(
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
+    _expect(input, target, weight, reduction, label_smoothing, softcap)
+    rows = _as_rows(input)
+    if softcap is None and not z_loss and _route.prefers_torch(rows, weight):
+        how = {"ignore_index": ignore_index, "reduction": reduction}
+        return _route.by_torch(
+            F.cross_entropy, input, target, weight, label_smoothing=label_smoothing, **how
         )
-    usual = (
-        input.dim() == 2
-        and target.dim() == 1
-        and target.shape[0] == input.shape[0]
-        and target.dtype == torch.int64
-        and input.dtype in FLOATS
-        and input.device == target.device
-        and weight is None
-        and softcap is None
-        and reduction in REDUCTIONS
-        and 0 <= label_smoothing <= 1
-    )
-    rows, flat = input, target
-    if not usual:
-        _explain(input, target, weight, reduction, label_smoothing, softcap)
-        rows, flat = _as_rows(input), target.reshape(-1)
+    flat = target.reshape(-1)
     numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
     transformed = not is_eager()
     recorded = transformed or (torch.is_grad_enabled() and rows.requires_grad)
@@ -123,7 +100,7 @@ def cross_entropy(
         loss = cast(Tensor, forward(*args, recorded)[0])
     if scaled:
         loss = loss / FLOAT16_SCALE
-    if loss.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
+    if loss.dtype != input.dtype and not is_autocast(input):
         loss = loss.to(input.dtype)
     return loss if loss.shape == target.shape or reduction != "none" else loss.view(target.shape)
 
@@ -143,7 +120,7 @@ def _count(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
     return (weight.detach().float()[torch.where(counts, target, 0)] * counts).sum()
 
 
-def _explain(
+def _expect(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -154,13 +131,16 @@ def _explain(
     op = "cross_entropy"
     expect_float(op, input=input, weight=weight)
     expect_same_device(op, input=input, target=target, weight=weight)
-    expect(input.dim() > 0, op, f"input must be [C], [N, C] or [N, C, ...], got {shape(input)}")
+    if input.dim() == 0:
+        refuse(op, f"input must be [C], [N, C] or [N, C, ...], got {shape(input)}")
     expect_class_indices(op, target)
-    expect_shape(op, "target", target, input.shape[:1][: input.dim() - 1] + input.shape[2:])
-    expect_shape(op, "weight", weight, input.shape[:1] if input.dim() == 1 else input.shape[1:2])
+    *batch, classes = input.shape[:2]
+    expect_shape(op, "target", target, (*batch, *input.shape[2:]))
+    expect_shape(op, "weight", weight, (classes,))
     expect_reduction(op, reduction)
     expect_smoothing(op, label_smoothing)
-    expect(softcap is None or softcap > 0, op, f"softcap must be greater than 0, got {softcap}")
+    if not (softcap is None or softcap > 0):
+        refuse(op, f"softcap must be greater than 0, got {softcap}")
 
 
 def expect_class_indices(op: str, target: Tensor) -> None:
@@ -176,15 +156,13 @@ def expect_class_indices(op: str, target: Tensor) -> None:
 
 
 def expect_reduction(op: str, reduction: str) -> None:
-    expect(reduction in REDUCTIONS, op, f"reduction must be none, mean or sum, got {reduction}")
+    if reduction not in REDUCTIONS:
+        refuse(op, f"reduction must be none, mean or sum, got {reduction}")
 
 
 def expect_smoothing(op: str, label_smoothing: float) -> None:
-    expect(
-        0 <= label_smoothing <= 1,
-        op,
-        f"label_smoothing must be from 0 to 1, got {label_smoothing}",
-    )
+    if not 0 <= label_smoothing <= 1:
+        refuse(op, f"label_smoothing must be from 0 to 1, got {label_smoothing}")
 
 
 class _OverLogits(torch.autograd.Function):

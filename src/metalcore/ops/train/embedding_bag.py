@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    FLOATS,
     expect,
     expect_float,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    refuse,
     refuse_index,
     shape,
 )
@@ -69,20 +69,13 @@ def embedding_bag(
         >>> table = torch.randn(1000, 64)
         >>> y = metalcore.embedding_bag(torch.randint(1000, (8, 20)), table, mode="sum")
     """
+    _expect("embedding_bag", input, weight, offsets, mode, per_sample_weights)
+    expect(
+        mode != "max" or not (scale_grad_by_freq or sparse),
+        "embedding_bag",
+        "mode='max' goes without scale_grad_by_freq and sparse",
+    )
     bag_size = 0
-    if input.dim() == 2 and offsets is None and per_sample_weights is None:
-        # the usual case, checked without a call per check
-        usual = mode in MODES and weight.dim() == 2 and weight.dtype in FLOATS
-        usual = usual and weight.device == input.device and input.shape[1] > 0
-    else:
-        usual = False
-    if not usual or mode == "max":
-        _expect("embedding_bag", input, weight, offsets, mode, per_sample_weights)
-        expect(
-            mode != "max" or not (scale_grad_by_freq or sparse),
-            "embedding_bag",
-            "mode='max' goes without scale_grad_by_freq and sparse",
-        )
     if input.dim() == 2:
         bag_size = input.shape[1]
         if bag_size == 0:
@@ -115,22 +108,23 @@ def _expect(
     per_sample_weights: Tensor | None,
 ) -> None:
     expect_float(op, weight=weight, per_sample_weights=per_sample_weights)
-    expect(weight.dim() == 2, op, f"weight must have two dimensions, got {shape(weight)}")
+    if weight.dim() != 2:
+        refuse(op, f"weight must have two dimensions, got {shape(weight)}")
     expect_same_device(op, weight=weight, input=input, offsets=offsets)
-    expect(mode in MODES, op, f"mode must be sum, mean or max, got {mode}")
+    if mode not in MODES:
+        refuse(op, f"mode must be sum, mean or max, got {mode}")
     expect_shape(op, "per_sample_weights", per_sample_weights, input.shape)
     if per_sample_weights is not None:
         expect_same_dtype(op, weight=weight, per_sample_weights=per_sample_weights)
-        expect(mode == "sum", op, f"per_sample_weights goes with mode='sum', got '{mode}'")
+        if mode != "sum":
+            refuse(op, f"per_sample_weights goes with mode='sum', got '{mode}'")
     if input.dim() == 2:
         expect(offsets is None, op, "offsets go with an input of one dimension, got two")
         return
-    expect(input.dim() == 1, op, f"input must have one or two dimensions, got {shape(input)}")
-    expect(
-        offsets is not None and offsets.dim() == 1,
-        op,
-        f"offsets must have one dimension, got {shape(offsets)}",
-    )
+    if input.dim() != 1:
+        refuse(op, f"input must have one or two dimensions, got {shape(input)}")
+    if offsets is None or offsets.dim() != 1:
+        refuse(op, f"offsets must have one dimension, got {shape(offsets)}")
 
 
 def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:

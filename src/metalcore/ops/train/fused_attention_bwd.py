@@ -6,25 +6,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from metalcore._accuracy import set_accuracy
 from metalcore._check import (
-    expect,
     expect_float,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    refuse,
     shape,
 )
 from metalcore.ops.train.fused_swiglu_mlp import Grads
 from metalcore.ops.train.lora_linear import (
     Projection,
     expect_adapter,
-    given,
     gradient_of_input,
     gradients_of_weights,
     through_adapter,
+    without_empty,
 )
 from metalcore.ops.train.rms_norm import backward as norm_backward
 from metalcore.ops.train.rope import rotate_back
+
+# the rotated gradients and those of the norm's result are rounded on the way
+set_accuracy("fused_attention_bwd", 8.0)
 
 
 def fused_attention_bwd(
@@ -81,7 +85,7 @@ def fused_attention_bwd(
     """
     op = "fused_attention_bwd"
     weights, grads = (W_q, W_k, W_v), (d_q, d_k, d_v)
-    pairs = [given(pair) for pair in ((A_q, B_q), (A_k, B_k), (A_v, B_v))]
+    pairs = [without_empty(pair) for pair in ((A_q, B_q), (A_k, B_k), (A_v, B_v))]
     _expect(op, grads, weights, pairs, x_norm, hidden_states, rms_weight)
     x, n = (t.detach().reshape(-1, t.shape[-1]) for t in (hidden_states, x_norm))
     with torch.no_grad():
@@ -121,20 +125,17 @@ def _expect(
     expect_float(op, **tensors, rms_weight=rms_weight)
     expect_same_device(op, **tensors, rms_weight=rms_weight)
     expect_same_dtype(op, **tensors)
-    expect(
-        hidden_states.dim() == 3,
-        op,
-        f"hidden_states must be [B, S, H], got {shape(hidden_states)}",
-    )
+    if hidden_states.dim() != 3:
+        refuse(op, f"hidden_states must be [B, S, H], got {shape(hidden_states)}")
     expect_shape(op, "x_norm", x_norm, hidden_states.shape)
     B, S, H = hidden_states.shape
     expect_shape(op, "rms_weight", rms_weight, (H,))
     for c, d, W, pair in zip(names, grads, weights, pairs, strict=True):
-        expect(
-            d.dim() == 4 and d.shape[:2] == (B, S) and d.shape[3] == grads[0].shape[-1],
-            op,
-            f"d_{c} must be [B, S, heads, D], with the B and S of hidden_states and one D; got "
-            f"d_{c} {shape(d)} and hidden_states {shape(hidden_states)}",
-        )
+        if not (d.dim() == 4 and d.shape[:2] == (B, S) and d.shape[3] == grads[0].shape[-1]):
+            refuse(
+                op,
+                f"d_{c} must be [B, S, heads, D], with the B and S of hidden_states and one D; got "
+                f"d_{c} {shape(d)} and hidden_states {shape(hidden_states)}",
+            )
         expect_shape(op, f"W_{c}", W, (d.shape[2] * d.shape[3], H))
         expect_adapter(op, W, *pair, (f"A_{c}", f"B_{c}"))

@@ -12,9 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect, expect_float, expect_same_device, expect_same_dtype, shape
+from metalcore._check import (
+    expect,
+    expect_float,
+    expect_same_device,
+    expect_same_dtype,
+    refuse,
+    shape,
+)
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
+from metalcore._route import Values
+
+_gather_route = Values("gather", "", lambda x: (x, 0, torch.arange(x.numel()).flip(0)))
+_select_route = Values(
+    "index_select", "", lambda x: (x.view(-1, 64), 0, torch.arange(x.numel() // 64).flip(0))
+)
+_scatter_route = Values(
+    "scatter_add", "", lambda x: (x, 0, torch.arange(x.numel()).flip(0), x.flip(0))
+)
 
 _gather = Op("gather(Tensor x, Tensor index) -> Tensor")
 _select = Op("index_select(Tensor x, Tensor index) -> Tensor")
@@ -35,9 +50,8 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.gather(torch.randn(4, 10), 1, torch.randint(10, (4, 3)))
     """
-    # torch moves these values 2x to 6x as fast on a CPU
-    if left_to_torch("gather", input):
-        return torch.gather(input, dim, index)
+    if not input.is_floating_point() or _gather_route.prefers_torch(input):
+        return _gather_route.by_torch(torch.gather, input, dim, index)
     dim = _expect("gather", dim, index, input=input)
     x, flat = _narrow(input, dim, index), _middle(index, dim)
     y: Tensor = _gather(_middle(x, dim), flat)
@@ -59,12 +73,12 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         >>> y = metalcore.index_select(torch.randn(100, 8), 0, torch.tensor([3, 3, 7]))
     """
     op = "index_select"
-    # 3x as fast for a few rows on a CPU, and as fast for many
-    if left_to_torch(op, input):
-        return torch.index_select(input, dim, index)
+    if not input.is_floating_point() or _select_route.prefers_torch(input):
+        return _select_route.by_torch(torch.index_select, input, dim, index)
     expect_float(op, input=input)
     expect_same_device(op, input=input, index=index)
-    expect(index.dim() <= 1, op, f"index must have one dimension, got {shape(index)}")
+    if index.dim() > 1:
+        refuse(op, f"index must have one dimension, got {shape(index)}")
     expect(input.dim() > 0, op, "input must have a dimension, got []")
     dim = dim % input.dim()
     y: Tensor = _select(_middle(input, dim), index.reshape(-1).long())
@@ -89,9 +103,10 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Example:
         >>> counts = metalcore.scatter_add(torch.zeros(5), 0, torch.tensor([1, 1]), torch.ones(2))
     """
-    # 2x to 6x as fast on a CPU; in half precision torch rounds each sum, so that is done here
-    if input.dtype in (torch.float32, torch.float64) and left_to_torch("scatter_add", input):
-        return torch.scatter_add(input, dim, index, src)
+    is_half = input.is_floating_point() and input.itemsize == 2
+    # in half precision torch rounds each sum
+    if not is_half and _scatter_route.prefers_torch(input, src):
+        return _scatter_route.by_torch(torch.scatter_add, input, dim, index, src)
     dim = _expect("scatter_add", dim, index, input=input, src=src)
     expect_same_dtype("scatter_add", input=input, src=src)
     src = src[tuple(slice(n) for n in index.shape)]
@@ -111,16 +126,16 @@ def _expect(op: str, dim: int, index: Tensor, **tensors: Tensor) -> int:
     if index.dtype != torch.int64:
         raise TypeError(f"{op}: index must be int64, got {index.dtype}; convert it with .long()")
     for name, x in tensors.items():
-        fits = x.dim() == index.dim() > 0 and all(
+        is_inside = x.dim() == index.dim() > 0 and all(
             a <= b or (d == dim % x.dim() and name == "input")
             for d, (a, b) in enumerate(zip(index.shape, x.shape, strict=True))
         )
-        expect(
-            fits,
-            op,
-            f"index must have the dimensions of {name} and be no larger outside of dim {dim}; "
-            f"got index {shape(index)} and {name} {shape(x)}",
-        )
+        if not is_inside:
+            refuse(
+                op,
+                f"index must have the dimensions of {name} and be no larger outside of dim {dim}; "
+                f"got index {shape(index)} and {name} {shape(x)}",
+            )
     return dim % index.dim()
 
 

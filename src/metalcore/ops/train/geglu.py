@@ -8,12 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import alike, are_alike, as_contiguous, in_memory_order
-from metalcore.ops.train.gelu import gelu_and_slope, is_left_to_torch, is_tanh
-
-# What F.gelu calls.
-_torch_gelu = F.gelu
+from metalcore.ops.train._elementwise import as_common, as_contiguous, in_memory_order
+from metalcore.ops.train.gelu import gelu_and_slope, is_tanh
 
 _forward = Op("geglu(Tensor gate, Tensor up, bool tanh) -> Tensor", batched=True)
 _backward = Op(
@@ -35,18 +31,8 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> hidden = metalcore.geglu(gate_proj(x), up_proj(x), approximate="tanh")
     """
-    if (
-        is_left_to_torch(approximate, gate, up)
-        and are_alike(gate, up)
-        and left_to_torch("geglu", gate)
-    ):
-        if approximate == "tanh":
-            return _torch_gelu(gate, approximate="tanh") * up
-        return _torch_gelu(gate) * up
     tanh = is_tanh("geglu", approximate)
-    if gate.is_contiguous() and are_alike(gate, up):
-        return _forward(gate, up, tanh)  # type: ignore[no-any-return]
-    gate, up = alike("geglu", gate=gate, up=up)
+    gate, up = as_common("geglu", gate=gate, up=up)
     return in_memory_order(lambda gate, up: _forward(gate, up, tanh), gate, up)
 
 

@@ -8,27 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import FLOATS, expect_float, expect_one_of
+from metalcore._check import expect_float, expect_one_of
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import (
-    alike,
-    are_rows_of,
-    in_memory_order,
-    is_recorded_below,
-    sum_rows,
-    with_bias,
-)
+from metalcore._route import Values
+from metalcore.ops.train._elementwise import in_memory_order, sum_rows, with_bias
 
-_KNOBS = policy("gelu", "cpu")
-_SMALL: int = _KNOBS["torch_below"]
-_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
-_SMALL_EXACT: int = _KNOBS["torch_below_exact"]
-_SMALL_EXACT_RECORDED: int = _KNOBS["torch_below_exact_gradient"]
-# What F.gelu calls.
-_torch_gelu = F.gelu
-_KINDS = ("none", "tanh")
+_routes = {
+    "none": Values("gelu", "none"),
+    "tanh": Values("gelu", "tanh", lambda x: (x, "tanh")),
+}
 
 _forward = Op("gelu(Tensor x, bool tanh) -> Tensor", batched=True)
 _backward = Op("gelu_backward(Tensor dy, Tensor x, bool tanh) -> Tensor", batched=True)
@@ -50,23 +38,12 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> y = metalcore.gelu(torch.randn(2, 5, 1025), approximate="tanh")
     """
-    try:
-        # torch takes long to read the argument
-        if approximate == "tanh":
-            # in line: a call more counts for a small x
-            small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x)
-            if small and left_to_torch("gelu", x):
-                return _torch_gelu(x, approximate="tanh")
-        elif is_left_to_torch(approximate, x) and left_to_torch("gelu", x):
-            return _torch_gelu(x)
-    except RuntimeError:
-        expect_float("gelu", x=x)
-        raise
     tanh = is_tanh("gelu", approximate)
-    if x.dtype not in FLOATS or not x.is_contiguous():
-        (x,) = alike("gelu", x=x)
-        return in_memory_order(lambda x: _forward(x, tanh), x)
-    return _forward(x, tanh)  # type: ignore[no-any-return]
+    expect_float("gelu", x=x)
+    route = _routes[approximate]
+    if route.prefers_torch(x):
+        return route.by_torch(F.gelu, x, approximate=approximate)
+    return in_memory_order(lambda x: _forward(x, tanh), x)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
@@ -83,29 +60,13 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     Example:
         >>> y = metalcore.bias_gelu(x @ weight.T, bias)
     """
-    fits = are_rows_of(bias, x)
-    if fits and is_left_to_torch(approximate, x, bias) and left_to_torch("bias_gelu", x):
-        if approximate == "tanh":
-            return _torch_gelu(x + bias, approximate="tanh")
-        return _torch_gelu(x + bias)
     tanh = is_tanh("bias_gelu", approximate)
-    if not fits:
-        x, bias = with_bias("bias_gelu", x, bias)
+    x, bias = with_bias("bias_gelu", x, bias)
     return _bias_forward(x, bias, tanh)  # type: ignore[no-any-return]
 
 
-def is_left_to_torch(approximate: str, x: Tensor, *others: Tensor) -> bool:
-    """Whether x is small; not exact in float32: for that torch calls another library, which takes
-    longer than our call."""
-    if approximate == "tanh":
-        return x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x, *others)
-    if approximate != "none" or x.dtype is torch.float32:
-        return False
-    return x.numel() < _SMALL_EXACT or is_recorded_below(_SMALL_EXACT_RECORDED, x, *others)
-
-
 def is_tanh(op: str, approximate: str) -> bool:
-    expect_one_of(op, "approximate", approximate, _KINDS)
+    expect_one_of(op, "approximate", approximate, tuple(_routes))
     return approximate == "tanh"
 
 

@@ -9,7 +9,8 @@ and its limits p (log p - log q) for b = 0 and q (log q - log p) for b = 1.
 import torch
 from torch import Tensor
 
-from metalcore._check import expect
+from metalcore._accuracy import set_accuracy
+from metalcore._check import refuse
 from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._divergence import (
     Slopes,
@@ -18,7 +19,10 @@ from metalcore.ops.train._divergence import (
     reduction_of,
     times_slopes,
 )
-from metalcore.ops.train._elementwise import alike
+from metalcore.ops.train._elementwise import as_common
+
+# differences of logarithms, of which each is off by eps * |log p|
+set_accuracy("jsd", 16.0)
 
 _forward = Op("jsd(Tensor input, Tensor target, float beta, bool reduce, float scale) -> Tensor")
 _backward = Op(
@@ -44,8 +48,9 @@ def jsd(input: Tensor, target: Tensor, beta: float = 0.5, reduction: str = "batc
     Example:
         >>> loss = metalcore.jsd(student.log_softmax(-1), teacher.log_softmax(-1), beta=0.1)
     """
-    expect(0 <= beta <= 1, "jsd", f"beta must be from 0 to 1, got {beta}")
-    x, t = alike("jsd", input=input, target=target)
+    if not 0 <= beta <= 1:
+        refuse("jsd", f"beta must be from 0 to 1, got {beta}")
+    x, t = as_common("jsd", input=input, target=target)
     rows = x.shape[:-1].numel()
     reduce, scale = reduction_of("jsd", x, reduction, rows)
     loss: Tensor = _forward(x, t, float(beta), reduce, scale)

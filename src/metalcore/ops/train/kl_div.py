@@ -4,10 +4,7 @@
 import torch
 from torch import Tensor
 
-from metalcore._check import is_eager
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
 from metalcore.ops.train._divergence import (
     Slopes,
     attach_gradient,
@@ -15,7 +12,7 @@ from metalcore.ops.train._divergence import (
     reduction_of,
     times_slopes,
 )
-from metalcore.ops.train._elementwise import alike, are_alike
+from metalcore.ops.train._elementwise import as_common
 
 _forward = Op(
     "kl_div(Tensor input, Tensor target, bool log_target, bool reduce, float scale) -> Tensor"
@@ -24,9 +21,6 @@ _backward = Op(
     "kl_div_backward(Tensor dloss, Tensor input, Tensor target, bool log_target, bool reduce,"
     " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)"
 )
-# torch.kl_div's numbers for them
-_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2, "batchmean": 2}
-_TORCH_BELOW: int = policy("kl_div", "cpu")["torch_below"]
 
 
 def kl_div(
@@ -47,17 +41,7 @@ def kl_div(
     Example:
         >>> loss = metalcore.kl_div(student.log_softmax(-1), teacher.softmax(-1), "batchmean")
     """
-    if (
-        input.numel() < _TORCH_BELOW
-        and reduction in _REDUCTIONS
-        and are_alike(input, target)
-        # torch's has no rule for vmap
-        and is_eager()
-        and left_to_torch("kl_div", input)
-    ):
-        loss = torch.kl_div(input, target, _REDUCTIONS[reduction], log_target=log_target)
-        return loss / input.shape[0] if reduction == "batchmean" and input.ndim else loss
-    x, t = alike("kl_div", input=input, target=target)
+    x, t = as_common("kl_div", input=input, target=target)
     reduce, scale = reduction_of("kl_div", x, reduction, x.shape[0] if x.dim() else 1)
     total: Tensor = _forward(x, t, log_target, reduce, scale)
     return total.to(x.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._autocast import to_normalise
 from metalcore._check import (
     expect_float,
     expect_positive,
@@ -15,14 +16,9 @@ from metalcore._check import (
     expect_suffix,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import small_by_dtype
+from metalcore._route import Rows
 
-# Values below which torch is called. It is ahead for more of them with a gradient too, but ours
-# does not depend on the number of threads.
-_SMALL = small_by_dtype("layer_norm")
-_SMALL_RECORDED: int = policy("layer_norm", "cpu")["torch_below_gradient"]
+_route = Rows("layer_norm", "", lambda x: (x, x.shape[-1:], x[0], x[0]))
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
@@ -56,24 +52,15 @@ def layer_norm(
     Example:
         >>> y = metalcore.layer_norm(torch.randn(2, 5, 1025), (1025,), torch.ones(1025))
     """
-    n = x.numel()
-    recorded = n >= _SMALL_RECORDED and torch.is_grad_enabled() and x.requires_grad
-    small = not recorded and n < _SMALL.get(x.dtype, 0)
-    if small and eps > 0 and left_to_torch("layer_norm", x):
-        try:
-            return torch.layer_norm(x, normalized_shape, weight, bias, eps)
-        except RuntimeError:
-            # wrong, or of more dtypes than torch takes: told apart below
-            pass
     _expect("layer_norm", x, normalized_shape, weight, bias)
     expect_positive("layer_norm", eps=eps)
-    if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
-        x = x.float()
-    if len(normalized_shape) == 1:
-        return _forward(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
+    x = to_normalise(x)
+    rows = x.flatten(-len(normalized_shape))
+    if _route.prefers_torch(rows, weight, bias):
+        return _route.by_torch(torch.layer_norm, x, normalized_shape, weight, bias, eps)
     flat = [None if t is None else t.flatten() for t in (weight, bias)]
-    y: Tensor = _forward(x.flatten(-len(normalized_shape)), *flat, eps)[0]
-    return y.view(x.shape)
+    y: Tensor = _forward(rows, *flat, eps)[0]
+    return y if rows is x else y.view(x.shape)
 
 
 def _expect(

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import are_transformed, expect, expect_same_device, expect_shape
+from metalcore._accuracy import set_accuracy
+from metalcore._autocast import is_autocast, to_multiply, without_autocast
+from metalcore._check import are_transformed, expect_same_device, expect_shape, refuse
 from metalcore._op import accumulate_dtype
-from metalcore.ops.train._chunks import Gradients, autocast, expect_linear, run
+from metalcore.ops.train._chunks import Gradients, expect_linear, run
 from metalcore.ops.train.cross_entropy import (
     FLOAT16_SCALE,
     REDUCTIONS,
@@ -21,6 +23,9 @@ from metalcore.ops.train.cross_entropy import (
     in_place,
     is_one,
 )
+
+# logits and their gradient are rounded on the way, and a weight's gradient once per chunk
+set_accuracy("linear_cross_entropy", 8.0)
 
 # A copy of the tokens that count is worth it if they are no more than this share of all.
 _MANY = 0.9
@@ -66,8 +71,9 @@ def linear_cross_entropy(
     expect_same_device(op, hidden=hidden, target=target)
     expect_reduction(op, reduction)
     expect_smoothing(op, label_smoothing)
-    expect(softcap is None or softcap > 0, op, f"softcap must be greater than 0, got {softcap}")
-    x, w, b = autocast(hidden, weight, bias)
+    if not (softcap is None or softcap > 0):
+        refuse(op, f"softcap must be greater than 0, got {softcap}")
+    x, w, b = to_multiply(hidden, weight, bias)
     expect_linear(op, x, w, b)
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     if reduction != "none":
@@ -89,7 +95,7 @@ def linear_cross_entropy(
         )
         if reduction == "mean" and x.dtype == torch.float16:
             loss = loss / FLOAT16_SCALE
-    if dtype is not None or not torch.is_autocast_enabled(hidden.device.type):
+    if dtype is not None or not is_autocast(hidden):
         loss = loss.to(dtype or hidden.dtype)
     return loss.view(target.shape) if reduction == "none" else loss
 
@@ -172,7 +178,7 @@ def _run(
         return one, dlogits if by_token is None else dlogits.mul_(by_token[rows, None])
 
     gradients = None if wanted is None else Gradients(hidden, weight, bias, wanted)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(hidden):
         losses = run(hidden, weight, bias, loss, gradients)
     if reduction == REDUCTIONS["none"]:
         whole = torch.cat(losses) if losses else hidden.new_empty(0, dtype=accumulate_dtype(hidden))

@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import expect, shape
+from metalcore._accuracy import set_accuracy
+from metalcore._check import expect, refuse, shape
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
+
+# losses of single tokens are rounded, then added up and passed through a sigmoid
+set_accuracy("linear_preference", 16.0)
 
 
 def linear_dpo(
@@ -115,11 +119,10 @@ def _log_probabilities(
     softcap: float | None,
 ) -> Tensor:
     """log p of each target, [2 B, T]; 0 where it is ignored."""
-    expect(
-        hidden.dim() == 3 and hidden.shape[0] % 2 == 0,
-        op,
-        f"hidden must be [2 B, T, H], chosen and rejected sequences; got {shape(hidden)}",
-    )
+    if not (hidden.dim() == 3 and hidden.shape[0] % 2 == 0):
+        refuse(
+            op, f"hidden must be [2 B, T, H], chosen and rejected sequences; got {shape(hidden)}"
+        )
     losses = linear_cross_entropy(
         hidden, weight, target, bias, ignore_index=ignore_index, reduction="none", softcap=softcap
     )

@@ -8,33 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore import _torch, _trace
+from metalcore import _trace
+from metalcore._accuracy import set_accuracy
+from metalcore._autocast import to_multiply, without_autocast
 from metalcore._check import (
-    FLOATS,
     are_transformed,
-    expect,
     expect_float,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    refuse,
     shape,
 )
 from metalcore._op import Composition, Example
-from metalcore.ops.train._chunks import autocast
-from metalcore.ops.train._products import (
-    inner_dtype,
-    is_slow_in_torch,
-    sum_of_products,
-    without_autocast,
-)
+from metalcore.ops.train._products import inner_dtype, is_slow_in_torch, sum_of_products
+
+# the product with A is rounded before the one with B, and their sum once more
+set_accuracy("lora_linear", 8.0)
 
 _lora_linear = Composition(
     "lora_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? A, Tensor? B, Tensor? mask,"
     " float factor) -> Tensor"
 )
-
-# Values of x below which what torch's dropout holds is less of a burden than its call.
-_SMALL = 1 << 16
 
 
 class Projection(NamedTuple):
@@ -82,15 +77,13 @@ def lora_linear(
         >>> y = metalcore.lora_linear(x, layer.weight, A, B, scale=2.0, dropout=0.05)
     """
     op = "lora_linear"
-    if torch.is_autocast_enabled(x.device.type):
-        x, weight, bias, A, B = autocast(x, weight, bias, A, B)
+    x, weight, bias, A, B = to_multiply(x, weight, bias, A, B)
     _expect(op, x, weight, A, B, bias)
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     p = adapt(op, flat.shape[0], weight, A, B, scale, dropout if training else 0.0)
-    if not torch.compiler.is_compiling() and _torch.has_dispatch_mode():
-        _trace.note_torch(op, x)
-    small = p.mask is None or flat.numel() < _SMALL
-    if are_transformed() or (small and not is_slow_in_torch(flat, weight.T)):
+    if not torch.compiler.is_compiling() and _trace.entered:
+        _trace.record_torch_path(op, x)
+    if are_transformed() or (p.mask is None and not is_slow_in_torch(flat, weight.T)):
         y = plain(flat, p, bias)
     else:
         y = _lora_linear(flat, bias, *p)
@@ -98,45 +91,20 @@ def lora_linear(
 
 
 def _expect(op: str, x: Tensor, weight: Tensor, A: Tensor, B: Tensor, bias: Tensor | None) -> None:
-    # The usual case is checked without a call per check.
-    if (
-        bias is None
-        and x.dtype is weight.dtype
-        and x.dtype in FLOATS
-        and x.device == weight.device
-        and x.dim() > 0
-        and weight.dim() == 2
-        and x.shape[-1] == weight.shape[1]
-        and fits(weight, A, B)
-    ):
-        return
     expect_float(op, x=x, weight=weight, bias=bias)
     expect_same_device(op, x=x, weight=weight, bias=bias)
     expect_same_dtype(op, x=x, weight=weight)
-    expect(
-        weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1],
-        op,
-        f"x must be [..., K] and weight [N, K]; got x {shape(x)} and weight {shape(weight)}",
-    )
+    if not (weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1]):
+        refuse(
+            op, f"x must be [..., K] and weight [N, K]; got x {shape(x)} and weight {shape(weight)}"
+        )
     expect_adapter(op, weight, A, B)
     expect_shape(op, "bias", bias, weight.shape[:1])
 
 
-def given(pair: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+def without_empty(pair: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
     """An adapter; None for two empty tensors, which some loops pass where there is none."""
     return (None, None) if all(t is None or t.numel() == 0 for t in pair) else pair
-
-
-def fits(weight: Tensor, A: Tensor | None, B: Tensor | None) -> bool:
-    """Whether there is nothing that `expect_adapter` would look at twice."""
-    if A is None or B is None:
-        return A is B
-    return (
-        A.dtype is B.dtype is weight.dtype
-        and A.device == B.device == weight.device
-        and A.shape == (B.shape[-1], weight.shape[1])
-        and B.shape == (weight.shape[0], A.shape[0])
-    )
 
 
 def expect_adapter(
@@ -148,20 +116,24 @@ def expect_adapter(
 ) -> None:
     """`names` are how the caller calls A and B."""
     of_a, of_b = names
-    expect((A is None) == (B is None), op, f"{of_a} and {of_b} come together; pass both or neither")
+    if (A is None) != (B is None):
+        refuse(op, f"{of_a} and {of_b} come together; pass both or neither")
     if A is None or B is None:
         return
-    expect_float(op, **{of_a: A, of_b: B})
-    expect_same_device(op, **{"weight": weight, of_a: A, of_b: B})
-    expect(
+    named = {"weight": weight, of_a: A, of_b: B}
+    expect_float(op, **named)
+    expect_same_device(op, **named)
+    if not (
         A.dim() == B.dim() == 2
         and A.shape[1] == weight.shape[1]
-        and B.shape == (weight.shape[0], A.shape[0]),
-        op,
-        f"{of_a} must be [r, K] and {of_b} [N, r] where the weight is [N, K]; got {of_a} "
-        f"{shape(A)}, {of_b} {shape(B)} and the weight {shape(weight)}",
-    )
-    if A.dtype != torch.float32:
+        and B.shape == (weight.shape[0], A.shape[0])
+    ):
+        refuse(
+            op,
+            f"{of_a} must be [r, K] and {of_b} [N, r] where the weight is [N, K]; got {of_a} "
+            f"{shape(A)}, {of_b} {shape(B)} and the weight {shape(weight)}",
+        )
+    if A.dtype is not torch.float32:
         expect_same_dtype(op, **{"weight": weight, of_a: A})
     expect_same_dtype(op, **{of_a: A, of_b: B})
 
@@ -177,7 +149,7 @@ def adapt(
 ) -> Projection:
     """The projection of [rows, K], with what dropout keeps drawn as torch's function draws it."""
     if not 0.0 <= dropout <= 1.0:
-        expect(False, op, f"dropout must be from 0 to 1, got {dropout}")
+        refuse(op, f"dropout must be from 0 to 1, got {dropout}")
     if A is None or dropout == 0.0:
         return Projection(weight, A, B, None, float(scale))
     # torch multiplies by bytes three times as fast as by booleans

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from metalcore._check import (
-    FLOATS,
     expect_float,
     expect_positive,
     expect_rank,
@@ -17,6 +16,9 @@ from metalcore._check import (
     expect_suffix,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
+from metalcore._route import Rows
+
+_route = Rows("rms_norm", "", lambda x: (x, x[0]))
 
 forward = Op(
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor y, Tensor rstd)"
@@ -52,21 +54,12 @@ def rms_norm(
     Example:
         >>> y = metalcore.rms_norm(torch.randn(2, 5, 1025), torch.ones(1025), eps=1e-6)
     """
-    # The usual case is checked without a call per check: 1.4x for one row of 64 values.
-    usual = (
-        weight is not None
-        and normalized_shape is None
-        and weight.dim() == 1
-        and x.dim() > 0
-        and x.shape[-1] == weight.shape[0]
-        and x.dtype in FLOATS
-        and weight.dtype in FLOATS
-        and x.device == weight.device
-    )
-    rows, flat = (x, weight) if usual else as_rows("rms_norm", x, weight, normalized_shape)
-    if eps is None or not eps > 0:
-        eps = resolve_eps("rms_norm", x, eps)
-    y: Tensor = forward(rows, flat, eps, float(weight_offset))[0]
+    rows, flat = as_rows("rms_norm", x, weight, normalized_shape)
+    eps = resolve_eps("rms_norm", x, eps)
+    if weight_offset == 0 and _route.prefers_torch(rows, flat):
+        y = _route.by_torch(torch.rms_norm, rows, rows.shape[-1:], flat, eps)
+    else:
+        y = forward(rows, flat, eps, float(weight_offset))[0]
     return y if rows is x else y.view(x.shape)
 
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from metalcore._autograd import pull_back
 from metalcore._check import (
-    FLOATS,
     dtype_name,
-    expect,
     expect_float,
     expect_same_device,
     expect_same_dtype,
+    refuse,
     shape,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
@@ -136,68 +135,37 @@ def _expect(
     unsqueeze_dim: int,
     rotary_dim: int,
 ) -> None:
-    # The usual case is checked without a call per check.
-    if (
-        q.dim() == 4
-        and position_ids is None
-        and unsqueeze_dim == 1
-        and (k is None or (k.dtype == q.dtype and k.shape[::2] == q.shape[::2] and k.dim() == 4))
-        and cos.shape == sin.shape
-        and cos.shape[-1] in (rotary_dim, rotary_dim // 2)
-        and rotary_dim == q.shape[-1]
-        and (cos.dim() == 2 or (cos.dim() == 3 and cos.shape[0] in (1, q.shape[0])))
-        and cos.shape[-2] == q.shape[2]
-        and k is not None
-        and k.shape[-1] == rotary_dim
-        and rotary_dim % 2 == 0
-        and q.dtype in FLOATS
-        and cos.dtype in FLOATS
-        and sin.dtype == cos.dtype
-        and q.device == k.device == cos.device == sin.device
-    ):
-        return
-    _explain(op, q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim)
-
-
-def _explain(
-    op: str,
-    q: Tensor,
-    k: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    unsqueeze_dim: int,
-    rotary_dim: int,
-) -> None:
     expect_float(op, q=q, k=k, cos=cos, sin=sin)
     expect_same_device(op, q=q, k=k, cos=cos, sin=sin, position_ids=position_ids)
     expect_same_dtype(op, cos=cos, sin=sin)
-    expect(unsqueeze_dim in (1, 2), op, f"unsqueeze_dim must be 1 or 2, got {unsqueeze_dim}")
-    expect(q.dim() >= 3, op, f"q must be [..., H, S, D] or [..., S, H, D], got {shape(q)}")
+    if unsqueeze_dim not in (1, 2):
+        refuse(op, f"unsqueeze_dim must be 1 or 2, got {unsqueeze_dim}")
+    if q.dim() < 3:
+        refuse(op, f"q must be [..., H, S, D] or [..., S, H, D], got {shape(q)}")
     positions = q.shape[-2] if unsqueeze_dim == 1 else q.shape[-3]
     if k is not None:
         expect_same_dtype(op, q=q, k=k)
         heads = -3 if unsqueeze_dim == 1 else -2
         wanted = [*q.shape]
         wanted[heads] = k.shape[heads] if k.dim() == q.dim() else -1
-        expect(
-            list(k.shape) == wanted,
+        if list(k.shape) != wanted:
+            refuse(
+                op,
+                f"k must have the shape of q but for the heads; got q {shape(q)} and k {shape(k)}",
+            )
+    if not (0 < rotary_dim <= q.shape[-1] and rotary_dim % 2 == 0):
+        refuse(
             op,
-            f"k must have the shape of q but for the heads; got q {shape(q)} and k {shape(k)}",
+            f"rotary_dim must be even and at most the head size {q.shape[-1]}, got {rotary_dim}",
         )
-    expect(
-        0 < rotary_dim <= q.shape[-1] and rotary_dim % 2 == 0,
-        op,
-        f"rotary_dim must be even and at most the head size {q.shape[-1]}, got {rotary_dim}",
-    )
-    expect(
-        cos.shape == sin.shape
-        and cos.dim() >= 2
-        and cos.shape[-1] in (rotary_dim, rotary_dim // 2),
-        op,
-        f"cos and sin must both be [..., S, {rotary_dim}] or [..., S, {rotary_dim // 2}]; "
-        f"got {shape(cos)} and {shape(sin)}; pass rotary_dim if fewer values are rotated",
-    )
+    if not (
+        cos.shape == sin.shape and cos.dim() >= 2 and cos.shape[-1] in (rotary_dim, rotary_dim // 2)
+    ):
+        refuse(
+            op,
+            f"cos and sin must both be [..., S, {rotary_dim}] or [..., S, {rotary_dim // 2}]; "
+            f"got {shape(cos)} and {shape(sin)}; pass rotary_dim if fewer values are rotated",
+        )
     _expect_positions(op, q, cos, position_ids, positions)
 
 
@@ -207,24 +175,24 @@ def _expect_positions(
     """Who says which row belongs to a position: the rows themselves, or position_ids."""
     batches = ([positions], [1, positions], [*q.shape[:-3], positions])
     if position_ids is None:
-        expect(
-            list(cos.shape[:-1]) in batches,
-            op,
-            f"cos and sin must have a row for each of the {positions} positions of "
-            f"q {shape(q)}, got {shape(cos)}",
-        )
+        if list(cos.shape[:-1]) not in batches:
+            refuse(
+                op,
+                f"cos and sin must have a row for each of the {positions} positions of "
+                f"q {shape(q)}, got {shape(cos)}",
+            )
         return
     if position_ids.dtype != torch.int64:
         raise TypeError(
             f"{op}: position_ids must be int64, got {dtype_name(position_ids.dtype)}; "
             "convert with .long()"
         )
-    expect(
-        cos.dim() == 2 and list(position_ids.shape) in batches,
-        op,
-        f"position_ids must be [{positions}] or {list(batches[2])} and pick rows of cos and sin "
-        f"[positions, ...]; got position_ids {shape(position_ids)} and cos {shape(cos)}",
-    )
+    if not (cos.dim() == 2 and list(position_ids.shape) in batches):
+        refuse(
+            op,
+            f"position_ids must be [{positions}] or {list(batches[2])} and pick rows of cos and "
+            f"sin [positions, ...]; got position_ids {shape(position_ids)} and cos {shape(cos)}",
+        )
 
 
 @_rope.reference

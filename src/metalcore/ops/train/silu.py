@@ -7,24 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalcore._check import FLOATS
+from metalcore._check import expect_float
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import (
-    alike,
-    are_rows_of,
-    in_memory_order,
-    is_recorded_below,
-    sum_rows,
-    with_bias,
-)
+from metalcore._route import Values
+from metalcore.ops.train._elementwise import in_memory_order, sum_rows, with_bias
 
-_KNOBS = policy("silu", "cpu")
-_SMALL: int = _KNOBS["torch_below"]
-_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
-# What F.silu calls: 1.15x for 64 values.
-_torch_silu = F.silu
+_route = Values("silu")
 
 _forward = Op("silu(Tensor x) -> Tensor", batched=True)
 _backward = Op("silu_backward(Tensor dy, Tensor x) -> Tensor", batched=True)
@@ -44,12 +32,10 @@ def silu(x: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.silu(torch.randn(2, 5, 1025))
     """
-    small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x)
-    if small and x.dtype in FLOATS and left_to_torch("silu", x):
-        return _torch_silu(x)
-    if x.dtype in FLOATS and x.is_contiguous():
-        return _forward(x)  # type: ignore[no-any-return]
-    return in_memory_order(_forward, *alike("silu", x=x))
+    expect_float("silu", x=x)
+    if _route.prefers_torch(x):
+        return _route.by_torch(F.silu, x)
+    return in_memory_order(_forward, x)
 
 
 def bias_silu(x: Tensor, bias: Tensor) -> Tensor:
@@ -65,11 +51,7 @@ def bias_silu(x: Tensor, bias: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.bias_silu(x @ weight.T, bias)
     """
-    small = x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x, bias)
-    if not are_rows_of(bias, x):
-        x, bias = with_bias("bias_silu", x, bias)
-    elif small and left_to_torch("bias_silu", x):
-        return _torch_silu(x + bias)
+    x, bias = with_bias("bias_silu", x, bias)
     return _bias_forward(x, bias)  # type: ignore[no-any-return]
 
 

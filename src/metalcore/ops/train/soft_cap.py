@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import FLOATS, expect_positive
+from metalcore._check import expect_float, expect_positive
 from metalcore._op import Example, Op, accumulate
-from metalcore.ops.train._elementwise import alike, in_memory_order
+from metalcore.ops.train._elementwise import in_memory_order
 
 _forward = Op("soft_cap(Tensor x, float cap) -> Tensor", batched=True)
 _backward = Op("soft_cap_backward(Tensor dy, Tensor x, float cap) -> Tensor", batched=True)
@@ -27,10 +27,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     Example:
         >>> logits = metalcore.soft_cap(logits, 30.0)
     """
-    if cap > 0 and x.dtype in FLOATS and x.is_contiguous():
-        return _forward(x, float(cap))  # type: ignore[no-any-return]
     expect_positive("soft_cap", cap=cap)
-    (x,) = alike("soft_cap", x=x)
+    expect_float("soft_cap", x=x)
     return in_memory_order(lambda x: _forward(x, float(cap)), x)
 
 

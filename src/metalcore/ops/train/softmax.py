@@ -6,22 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metalcore._autocast import to_normalise
 from metalcore._check import (
-    FLOATS,
     expect_broadcast_to,
     expect_dim,
     expect_float,
     expect_rank,
     expect_same_device,
 )
-from metalcore._op import Example, Op, accumulate, accumulate_dtype
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import is_recorded_below
+from metalcore._op import Example, Op, accumulate
+from metalcore._route import Rows, Values
 
-_KNOBS = policy("softmax", "cpu")
-_SMALL: int = _KNOBS["torch_below"]
-_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
+_route = Rows("softmax")
+# Over another dimension than the last, which our kernels need copies for.
+_route_across = Values("softmax", "across", lambda x: (x.view(8, -1), 0))
 
 _forward = Op("softmax(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor")
 _backward = Op("softmax_backward(Tensor dy, Tensor y, float scale) -> Tensor", batched=True)
@@ -56,45 +54,28 @@ def softmax(
     """
     if dtype is not None:
         x = x.to(dtype)
-    if (
-        mask is None
-        and scale == 1.0
-        and not causal
-        and (x.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, x))
-        and left_to_torch("softmax", x)
-    ):
-        try:
-            return torch.softmax(x, dim)
-        except (IndexError, RuntimeError):
-            expect_float("softmax", x=x)
-            expect_dim("softmax", x, dim)
-            raise
-    # the usual case, without a call per check
-    if mask is None and dim == -1 and x.dim() > causal and x.dtype in FLOATS and x.is_cpu:
-        return _forward(x, None, float(scale), causal)  # type: ignore[no-any-return]
     expect_float("softmax", x=x)
-    if causal:
-        expect_rank("softmax", x, 2)
+    expect_rank("softmax", x, 2 if causal else 0)
     expect_dim("softmax", x, dim, last=causal)
-    if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
-        x = x.float()
+    x = to_normalise(x)
     if x.dim() == 0:
         return softmax(x[None], scale=scale, mask=mask)[0]
-    wide = x.dtype
+    is_last = dim in (-1, x.dim() - 1)
+    if mask is None and scale == 1.0 and not causal:
+        route = _route if is_last else _route_across
+        if route.prefers_torch(x):
+            return route.by_torch(torch.softmax, x, dim)
+    rows = x if is_last else x.movedim(dim, -1)
     if mask is not None:
         mask, wide = _as_numbers(mask, x)
-    if dim in (-1, x.dim() - 1):
-        if mask is not None and mask.shape[-1:] != x.shape[-1:]:
-            mask = mask.expand(*mask.shape[:-1], x.shape[-1])
-        y: Tensor = _forward(x.to(wide), mask, float(scale), causal)
-        return y.to(x.dtype)
-    # other kernels than torch's would copy there and back
-    if mask is None and left_to_torch("softmax", x):
-        return torch.softmax(x if scale == 1.0 else x.to(accumulate_dtype(x)) * scale, dim).to(x)
+        # rows may share a mask, but their values may not
+        shared = mask.expand(*mask.shape[:-1], x.shape[-1])
+        mask = shared if is_last else mask.expand(x.shape).movedim(dim, -1)
+        rows = rows.to(wide)
+    y: Tensor = _forward(rows, mask, float(scale), causal)
     if mask is not None:
-        mask = mask.expand(x.shape).movedim(dim, -1)
-    y = _forward(x.to(wide).movedim(dim, -1), mask, float(scale), False)
-    return y.to(x.dtype).movedim(-1, dim).contiguous()
+        y = y.to(x.dtype)
+    return y if is_last else y.movedim(-1, dim).contiguous()
 
 
 def _as_numbers(mask: Tensor, x: Tensor) -> tuple[Tensor, torch.dtype]:

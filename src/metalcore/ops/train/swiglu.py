@@ -8,22 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._op import Example, Op, accumulate
-from metalcore._policy import policy
-from metalcore._trace import left_to_torch
-from metalcore.ops.train._elementwise import (
-    alike,
-    are_alike,
-    as_contiguous,
-    in_memory_order,
-    is_recorded_below,
-)
+from metalcore.ops.train._elementwise import as_common, as_contiguous, in_memory_order
 from metalcore.ops.train.silu import silu_slope
-
-_KNOBS = policy("swiglu", "cpu")
-_SMALL: int = _KNOBS["torch_below"]
-_SMALL_RECORDED: int = _KNOBS["torch_below_gradient"]
-# What F.silu calls.
-_torch_silu = F.silu
 
 _forward = Op("swiglu(Tensor gate, Tensor up) -> Tensor", batched=True)
 _backward = Op(
@@ -43,13 +29,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Example:
         >>> hidden = metalcore.swiglu(gate_proj(x), up_proj(x))
     """
-    if are_alike(gate, up):
-        small = gate.numel() < _SMALL or is_recorded_below(_SMALL_RECORDED, gate, up)
-        if small and left_to_torch("swiglu", gate):
-            return _torch_silu(gate) * up
-        if gate.is_contiguous():
-            return _forward(gate, up)  # type: ignore[no-any-return]
-    return in_memory_order(_forward, *alike("swiglu", gate=gate, up=up))
+    return in_memory_order(_forward, *as_common("swiglu", gate=gate, up=up))
 
 
 def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +45,7 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     Example:
         >>> dgate, dup = metalcore.swiglu_bwd(dy, gate, up)
     """
-    dgate, dup = _backward(*alike("swiglu_bwd", dy=dy, gate=gate, up=up))
+    dgate, dup = _backward(*as_common("swiglu_bwd", dy=dy, gate=gate, up=up))
     return dgate, dup
 
 
