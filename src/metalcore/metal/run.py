@@ -9,6 +9,7 @@ import torch
 
 from metalcore import _trace
 from metalcore._op import Op
+from metalcore._policy import when_changed
 from metalcore.metal import source
 from metalcore.metal.plans import PLANS, flat
 from metalcore.metal.program import (
@@ -33,6 +34,7 @@ _KEPT = 4096
 _runners: dict[Any, dict[Any, "Runner | None"]] = {}
 
 
+@when_changed
 def forget() -> None:
     """Plan anew from now on: the policy has changed."""
     _runners.clear()
