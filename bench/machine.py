@@ -4,15 +4,13 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 
 import torch
 
 from metalcore import _native
+from metalcore._measure import processor
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Machine:
 
 def this_machine(device: str) -> Machine:
     return Machine(
-        processor=_processor(),
+        processor=processor(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
@@ -59,14 +57,3 @@ def this_machine(device: str) -> Machine:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _processor() -> str:
-    """The processor's name as the system tells it."""
-    if sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from metalcore import _native
+from metalcore import _native, _policy
 
 from .harness import Row
 from .machine import Machine
@@ -68,9 +68,9 @@ def _file(machine: Machine) -> Path:
         raise ValueError(
             "bench: figures are stored in a checkout of metalcore, not where it is installed"
         )
-    name = "metal" if machine.device == "mps" else _native.machine_class()
-    if name is None:
+    if _native.isa is None:
         raise ValueError(f"bench: there are no compiled kernels to measure: {_native.problem}")
+    name = "metal" if machine.device == "mps" else _policy.machine_class()
     return FOLDER / f"{name}.json"
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+import metalcore
 from metalcore.bench import harness, report, run
 from metalcore.bench.compiled import against_compiler
 from metalcore.bench.harness import Bench, Built, run_case
 from metalcore.bench.limits import Limits
 from metalcore.bench.machine import this_machine
-from torch import Tensor
-
-import metalcore
 
 FIELDS = [
     "op",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from metalcore.bench import documents, store
 from metalcore.bench.harness import Row, cases
 from metalcore.bench.machine import Machine

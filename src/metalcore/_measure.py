@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What a piece of work takes: memory at its peak, and time per operator."""
+"""What a piece of work takes: memory at its peak, and time per operator; and on which CPU."""
 
 import json
 import os
+import platform
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -70,3 +72,14 @@ def _without_profiler_chatter() -> Iterator[None]:
             os.close(kept)
             file.seek(0)
             os.write(2, b"".join(line for line in file if not _CHATTER.search(line)))
+
+
+def processor() -> str:
+    """The processor's name as the system tells it."""
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

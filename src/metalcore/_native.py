@@ -135,11 +135,3 @@ def _libraries() -> dict[str, Path]:
     folders = sys.modules[__name__.partition(".")[0]].__path__
     files = [file for folder in folders for file in Path(folder).glob("_cpu_*.so")]
     return {file.stem.removeprefix("_cpu_"): file for file in files}
-
-
-def machine_class() -> str | None:
-    """The kind of CPU that tuned numbers and figures belong to, such as `x86-avx512`; None where
-    no compiled kernels are loaded."""
-    if isa is None:
-        return None
-    return f"{'arm64' if isa == 'neon' else 'x86'}-{isa}"

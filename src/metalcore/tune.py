@@ -7,7 +7,6 @@ given to torch, so that one table serves functions and overrides.
 """
 
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore import _policy
+from metalcore._measure import processor
 from metalcore._route import Kind, Matrices, Route, Rows, Systems
 
 # What is measured: values, lengths of rows, sides of matrices and how many of them.
@@ -212,13 +212,7 @@ def best_threads(op: str) -> int:
 def measured() -> str:
     """This machine, in the words that stand beside its numbers."""
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} threads"
-    return f"{_cpu()}, {_policy.machine_class()}, {threads}, torch {torch.__version__}"
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
+    return f"{processor()}, {_policy.machine_class()}, {threads}, torch {torch.__version__}"
 
 
 def _row(lengths: Sequence[int], starts: Sequence[float], ratios: Sequence[float]) -> str:
