@@ -33,7 +33,7 @@ def describe(name: str) -> dict[str, Any]:
 def table() -> list[list[str]]:
     """A row per op: its name, then the dtypes of its kernels per backend."""
     rows = []
-    for name, op in Op.all.items():
+    for name, op in sorted(Op.all.items()):
         dtypes = {b: _where.kernel_dtypes(op, b) for b in BACKENDS}
         marks = ["yes" if d in dtypes[b] else "-" for b in BACKENDS for d in DTYPES]
         rows.append([f"`{name}`", *marks])
