@@ -18,7 +18,7 @@ from metalcore._report import number
 
 from .harness import Row
 from .machine import counted
-from .patch.overrides import DECLINED
+from .patch.overrides import SMALL
 from .plot import Dots, svg
 from .store import FOLDER, Results, load
 
@@ -115,14 +115,14 @@ def pages(results: Mapping[str, Results]) -> dict[Path, str]:
         for family in families:
             title = _TITLES.get(family, family)
             rows = [row for row in stored.rows if row.op.startswith(f"{family}/")]
-            shown = [row for row in rows if row.peer == "torch" and DECLINED not in row.op]
+            shown = [row for row in rows if row.peer == "torch" and f"({SMALL})" not in row.op]
             if not any(row.ratio for row in shown):
                 continue
             plot = PLOTS / f"{machine}-{family}.svg"
             files[plot] = svg(_dots(f"{title}: times as fast as torch", shown))
             text.append(f"### {title}\n\n![{title}](figures/{plot.name})\n")
             text.append(_table(shown))
-            text.append(_declined(rows))
+            text.append(_small_calls(rows))
         text.append(_others(stored.rows))
     files[PAGE] = "\n".join(filter(None, text))
     return files
@@ -214,13 +214,21 @@ def _memory(rows: Sequence[Row]) -> str:
     return f"{median(shares):.0%}" if shares else "-"
 
 
-def _declined(rows: Sequence[Row]) -> str:
-    ratios = _ratios([row for row in rows if DECLINED in row.op])
-    if not ratios:
+def _small_calls(rows: Sequence[Row]) -> str:
+    """What it costs to ask whether a call is taken, where it is not."""
+    small = [row for row in rows if f"({SMALL})" in row.op]
+    left = [row for row in small if not row.backend]
+    more = [
+        1e3 * (row.ms - row.peer_ms)
+        for row in left
+        if isinstance(row.ms, float) and isinstance(row.peer_ms, float)
+    ]
+    if not more:
         return ""
     return (
-        f"A call that is too small to be taken runs at {_two(min(ratios))} to {_two(max(ratios))} "
-        f"of torch's own speed, {_two(median(ratios))} in the middle: that is what asking costs.\n"
+        f"Of {len(small)} tiny calls, such as {left[0].shape}, {len(left)} are left to torch. "
+        f"Asking costs them {_two(min(more))} to {_two(max(more))} us, {_two(median(more))} us in "
+        "the middle.\n"
     )
 
 

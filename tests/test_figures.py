@@ -142,7 +142,8 @@ def test_a_page_has_a_plot_and_a_table_for_each_family() -> None:
         _row("train/silu (forward+backward)", 3.0),
         _row("train/gelu (tanh, forward+backward)", 4.0),
         _row("train/rms_norm", 8.0, peer="transformers"),
-        _row("patch/silu (declined)", 0.9),
+        _row("patch/silu (small)", peer_ms=0.998, backend=""),
+        _row("patch/gelu (small)", backend="cpu:avx2"),
         _row("patch/silu", 1.5),
         _row("new/op", 1.5),
     ]
@@ -155,7 +156,7 @@ def test_a_page_has_a_plot_and_a_table_for_each_family() -> None:
     assert "| `silu` | 0.50 | 3.0 | 4x5 float32 |" in page
     assert "| `gelu (tanh)` | - | 4.0 | 4x5 float32, with gradients |" in page
     assert "| transformers | 1 | 1 | 8.0 |" in page
-    assert "runs at 0.90 to 0.90 of torch's own speed" in page
+    assert "Of 2 tiny calls, such as 4x5, 1 are left to torch. Asking costs them 2.0 to" in page
     plot = next(iter(texts.values()))
     assert plot.count('class="fill k0"') == 2  # silu, and the legend
     assert plot.count('class="ring k0"') == 3

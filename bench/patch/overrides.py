@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch's functions as overrides leave them, against themselves: taken and declined calls."""
+"""torch's functions as overrides leave them, against themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +18,8 @@ _PLACES = {str(place): place for group in GROUPS for place in _replace.PLACES[gr
 _FLOATS = (torch.float32, torch.bfloat16)
 _LAPACK = (torch.float32, torch.float64)
 
-DECLINED = "declined"
+SMALL = "small"
+"""Calls that may be left to torch: what asking costs."""
 
 
 def _benches(
@@ -51,9 +52,8 @@ def _benches(
         found.append(
             Bench(run=partial(call, held), sweep=[taken], dtypes=dtypes, **shared_backward)
         )
-    # a declined call does not look whether the group is held
-    declined = partial(call, replacement)
-    found.append(Bench(run=declined, sweep=[small], dtypes=dtypes[:1], kind=DECLINED, **shared))
+    small_calls = {"sweep": [small], "dtypes": dtypes[:1], "kind": SMALL}
+    found.append(Bench(run=partial(call, held), **small_calls, **shared))
     return found
 
 
