@@ -29,11 +29,11 @@ from metalcore._route import Kind, Matrices, Route, Rows, Systems
 _VALUES = [64 << k for k in range(15)]
 _LENGTHS = (4, 16, 64, 256, 1024, 4096)
 _SIDES = (4, 8, 16, 32, 64, 128, 256, 512)
-_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
-_MOST_IN_MATRICES = 1 << 18
+_BATCHES = (1, 2, 3, 4, 6, 10, 20, 50, 150, 500)
+_MOST_IN_MATRICES = 1 << 19
 _THREADS = (32, 64, 128, 256, 512, 1024)
 # Seconds for each of these, and by how much ours must be ahead: less is noise.
-_SECONDS = 0.03
+_SECONDS = 0.02
 _AHEAD = 1.02
 
 
@@ -87,7 +87,8 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
     if isinstance(route, (Matrices, Systems)):
         for side in _SIDES:
             columns = {"": side, "tall": max(1, side // 4), "few": 1}[kind.form]
-            yield _matrices(side, columns)
+            # a system has a square matrix too
+            yield _matrices(side, columns, side if isinstance(route, Systems) else columns)
     elif isinstance(route, Rows):
         for length in _LENGTHS:
             yield _rows(length)
@@ -95,8 +96,8 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
         yield Scan(0, _VALUES, torch.randn)
 
 
-def _matrices(side: int, columns: int) -> Scan:
-    counts = [b for b in _BATCHES if b == 1 or b * side * columns <= _MOST_IN_MATRICES]
+def _matrices(side: int, columns: int, most_columns: int) -> Scan:
+    counts = [b for b in _BATCHES if b == 1 or b * side * most_columns <= _MOST_IN_MATRICES]
     # a single matrix has no dimension for its batch
     return Scan(side, counts, lambda b: torch.randn(*([b] if b > 1 else []), side, columns))
 
@@ -130,7 +131,7 @@ def race(route: Route, kind: Kind, x: Tensor) -> tuple[float, float]:
     call = _call(route, kind, x)
     best, counts = [inf, inf], [1, 1]
     end, turns = time.perf_counter() + _SECONDS, 0
-    while turns < 5 or time.perf_counter() < end:
+    while turns < 4 or time.perf_counter() < end:
         for side in (0, 1):
             with route.forced(to_torch=side == 0):
                 best[side] = min(best[side], _seconds(call, counts[side]))
