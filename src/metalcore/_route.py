@@ -22,14 +22,15 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from metalcore import _trace
-from metalcore._check import FLOATS, LAPACK_TYPES, dtype_name, expect, is_eager, refuse
+from metalcore import _torch, _trace
+from metalcore._check import FLOATS, LAPACK_TYPES, dtype_name, expect, refuse
 from metalcore._lazy import Registry
 from metalcore._policy import tables, when_changed
 
 Arguments = Callable[[Tensor], tuple[Any, ...]]
 T = TypeVar("T")
 
+_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -53,8 +54,8 @@ class Row(NamedTuple):
     ratios: list[float]
 
 
-# By kind, or by a plain tuple, which is faster to make.
-Numbers = dict[tuple[torch.dtype, str, bool], Row]
+# By kind, or by a plain tuple, which is faster to make: lengths, and from where on ours is ahead.
+Numbers = dict[tuple[torch.dtype, str, bool], tuple[list[int], list[float]]]
 
 
 class Route:
@@ -78,12 +79,17 @@ class Route:
     def prefers_torch(self, x: Tensor, *others: Tensor | None) -> bool:
         """Whether torch is ahead for a call with x and `others`, all of one dtype."""
         # first: a compiler would guard on all that is looked at, and vmap hides a batch
-        if not is_eager() or not x.is_cpu or (_trace.entered and _trace.wants_ops()):
+        if _is_compiling() or _torch.is_transformed() or not x.is_cpu:
+            return False
+        if _trace.entered and _trace.wants_ops():
             return False
         if self._forced is not None:
             return self._forced
-        rows = self.rows()
-        if not rows:
+        if self._rows is None:
+            rows = {kind: row for kind, (row, _) in self.sources().items()}
+            # the last number is for all that is longer, too
+            self._rows = {kind: (row.up_to[:-1], row.starts) for kind, row in rows.items()}
+        if not self._rows:
             return False
         dtype, needs_grad = x.dtype, x.requires_grad
         for t in others:
@@ -92,11 +98,8 @@ class Route:
                     return False
                 needs_grad = needs_grad or t.requires_grad
         form, length, count = self._features(x)
-        row = rows.get((dtype, form, needs_grad and _is_grad_enabled()))
-        if row is None:
-            return False
-        place = bisect_left(row.up_to, length)
-        return 0 < count < row.starts[min(place, len(row.starts) - 1)]
+        row = self._rows.get((dtype, form, needs_grad and _is_grad_enabled()))
+        return row is not None and 0 < count < row[1][bisect_left(row[0], length)]
 
     def by_torch(self, function: Callable[..., T], x: Tensor, *args: Any, **named: Any) -> T:
         """Call torch's `function`; traces show the path `torch`."""
@@ -108,12 +111,6 @@ class Route:
         """All that there may be a row for."""
         recorded = (False, True)
         return [Kind(d, f, r) for d in self.dtypes for f in self.forms for r in recorded]
-
-    def rows(self) -> Numbers:
-        """The rows of all policy files."""
-        if self._rows is None:
-            self._rows = {kind: row for kind, (row, _) in self.sources().items()}
-        return self._rows
 
     def sources(self) -> dict[Kind, tuple[Row, str]]:
         """The rows, and for each its measurement and file."""

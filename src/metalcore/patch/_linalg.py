@@ -52,7 +52,7 @@ def _replaces(op: str, *places: tuple[Any, str]) -> Callable[[Function], Functio
             def replacement(*args: Any, **named: Any) -> Any:
                 if (
                     0 < len(args) <= most
-                    and named.keys() <= known
+                    and (not named or named.keys() <= known)
                     and is_ours("linalg", route, args[0])
                 ):
                     try:
