@@ -103,8 +103,11 @@ def test_a_copy_of_the_package_finds_the_same_entries(folder: Path, tmp_path: Pa
         "from mslsim.frontend.parse import Source\n"
         f"print(build.PACKAGE, build.Builder(Source({TEXT!r}), True).build('k').library)"
     )
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "copy")}
-    shown = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    # without site, whose hooks for an editable install would find the original
+    folders = (tmp_path / "copy", Path(np.__file__).parent.parent)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-S", "-c", program]
+    shown = subprocess.run(command, env=env, capture_output=True, text=True)
     assert shown.stdout == f"{tmp_path / 'copy' / 'mslsim'} {first}\n", shown.stderr
     assert sorted(folder.iterdir()) == entries
 
