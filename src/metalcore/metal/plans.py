@@ -63,25 +63,34 @@ class Planned:
         is_float = type == "float" and name not in self._keyed
         return "number" if is_float or name in self._passed else "fact"
 
+    @cached_property
+    def _places(self) -> tuple[list[int], list[int], list[int]]:
+        """Of single tensors, of lists of them, and of facts."""
+        kinds = ("tensor", "tensors", "fact")
+        first, second, third = (
+            [i for i, (_, kind) in enumerate(self._kinds) if kind == wanted] for wanted in kinds
+        )
+        return first, second, third
+
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        key: list[Any] = []
-        for (_, kind), a in zip(self._kinds, args, strict=True):
-            if kind == "fact" or a is None:
-                key.append(a)
-            elif kind == "tensor":
-                key += (a.shape, a.dtype, a.is_contiguous() or a.stride(), a.storage_offset() & 3)
-            elif kind == "tensors":
-                key.append(len(a))
-                for t in a:
-                    key += (
-                        *(t.shape, t.dtype, t.is_contiguous() or t.stride()),
-                        t.storage_offset() & 3,
-                    )
+        tensors, lists, facts = self._places
+        key = [args[i] for i in facts]
+        for i in tensors:
+            t = args[i]
+            if t is None:
+                key.append(None)
+            else:
+                key += (t.shape, t.dtype, t.is_contiguous() or t.stride(), t.storage_offset() & 3)
+        for i in lists:
+            key.append(len(args[i]))
+            for t in args[i]:
+                key += (t.shape, t.dtype, t.is_contiguous() or t.stride(), t.storage_offset() & 3)
         return tuple(key)
 
     def program(self, args: Sequence[Any]) -> Program | None:
         """Plan for these arguments, tensors or Specs of them; None where the plan declines."""
-        p = Program(policy(self.plan.__module__.rpartition(".")[2], "metal"), len(flat(args)))
+        values_of = policy(self.plan.__module__.rpartition(".")[2], "metal")
+        p = Program(values_of, len(flat(args)), has_lists=bool(self._places[1]))
         slots = iter(range(p.arguments))
         values: dict[str, Any] = {}
         for (name, kind), a in zip(self._kinds, args, strict=True):

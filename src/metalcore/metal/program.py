@@ -201,6 +201,8 @@ class Program:
 
     policy: Policy
     arguments: int
+    has_lists: bool = False
+    """Whether tensors of a list are arguments, each of them."""
     made: list[Buffer] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     derived: list[Derived] = field(default_factory=list)

@@ -11,7 +11,7 @@ from metalcore import _trace
 from metalcore._op import Op
 from metalcore._policy import when_changed
 from metalcore.metal import source
-from metalcore.metal.plans import PLANS, flat
+from metalcore.metal.plans import PLANS, Planned, flat
 from metalcore.metal.program import (
     Buffer,
     Copy,
@@ -26,12 +26,12 @@ from metalcore.metal.program import (
 )
 
 Slots = list[Any]
-Action = Callable[[Slots], Any]
+Action = Callable[[Any], Any]
 
 # Programs that are kept for each way of running, the latest.
 _KEPT = 4096
 
-_runners: dict[Any, dict[Any, "Runner | None"]] = {}
+_runners: dict[Any, dict[Any, Action]] = {}
 
 
 @when_changed
@@ -43,18 +43,24 @@ def forget() -> None:
 def execute(op: str, args: Sequence[Any], backend: "Backend") -> Any:
     """Plan and run `op`; NotImplemented where its plan declines."""
     planned = PLANS[op]
-    device = next(_trace.tensors(args)).device
-    runners = _runners.setdefault((op, backend, device), {})
+    runners = _runners.get((op, backend))
+    if runners is None:
+        runners = _runners[op, backend] = {}
     key = planned.key(args)
-    if key in runners:
-        runner = runners[key]
-    else:
-        program = planned.program(args)
-        runner = None if program is None else backend.runner(program, backend, device)
+    runner = runners.get(key)
+    if runner is None:
+        runner = _bind(planned, args, backend)
         if len(runners) >= _KEPT:
             del runners[next(iter(runners))]
         runners[key] = runner
-    return NotImplemented if runner is None else runner(args)
+    return runner(args)
+
+
+def _bind(planned: Planned, args: Sequence[Any], backend: "Backend") -> Action:
+    program = planned.program(args)
+    if program is None:
+        return lambda args: NotImplemented
+    return backend.runner(program, backend, next(_trace.tensors(args)).device)
 
 
 def on_gpu(op: str, args: Sequence[Any]) -> Any:
@@ -73,7 +79,7 @@ class Runner:
     the program makes, constants and views; what a step takes is a fixed set of places in it."""
 
     def __init__(self, program: Program, backend: "Backend", device: torch.device) -> None:
-        self._arguments = program.arguments
+        self._arguments, self._has_lists = program.arguments, program.has_lists
         self._rest: Slots = [None] * (program.slots - program.arguments)
         self._compiler = backend.compiler
         # `empty_like` takes two thirds of the time of `empty`, also where it expands
@@ -102,7 +108,7 @@ class Runner:
         return _picked(slots, self._outputs)
 
     def _filled(self, args: Sequence[Any]) -> Slots:
-        slots: Slots = [*flat(args), *self._rest]
+        slots: Slots = [*(flat(args) if self._has_lists else args), *self._rest]
         for slot, like in self._made:
             slots[slot] = torch.empty_like(like, memory_format=torch.contiguous_format)
         for slot, view in self._views:
