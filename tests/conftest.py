@@ -52,6 +52,8 @@ def write_policy(
 ) -> Iterator[Callable[[str], Path]]:
     """Writes the user's policy file, next to which no packaged number of this CPU counts."""
     file = tmp_path / "policy.toml"
+    for route in Route.all.values():
+        monkeypatch.setattr(route, "_forced", None)
     monkeypatch.setattr(_policy, "packaged_file", lambda: tmp_path / "none.toml")
     monkeypatch.setenv("METALCORE_POLICY", str(file))
 
@@ -66,9 +68,9 @@ def write_policy(
     _policy.changed()
 
 
-@pytest.fixture
-def always_ours() -> Iterator[None]:
-    """No call is left to torch, whatever the machine's numbers say."""
+@pytest.fixture(autouse=True)
+def _always_ours() -> Iterator[None]:
+    """No call is left to torch, whatever the machine's numbers say; but for tests of policies."""
     with ExitStack() as stack:
         for route in Route.all.values():
             stack.enter_context(route.forced(to_torch=False))

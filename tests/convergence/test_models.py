@@ -23,7 +23,6 @@ each_model = pytest.mark.parametrize("model", [Llama, Gpt], ids=["llama", "gpt"]
 
 
 @each_model
-@pytest.mark.usefixtures("always_ours")
 def test_float32_losses_are_the_same_at_every_step(backend: Backend, model: type[Model]) -> None:
     # on the CPU large enough for its kernels, in the simulator as few and as small as will do
     simulated, full = (40, 16, 2, 8, 10 * LR), (STEPS, 64, 8, 64, LR)

@@ -8,7 +8,6 @@ from metalcore._check import LinAlgError
 from tests.backends import Backend
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_every_size_and_dtype(backend: Backend) -> None:
     for size in (
         (9, 5, 5),

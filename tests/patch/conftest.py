@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 import metalcore
-from tests.patch.forced import ORIGINALS, found, take_every_size
+from tests.patch.forced import ORIGINALS, found
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,3 @@ def _torch_is_itself_again() -> Iterator[None]:
     metalcore.disable_pytorch_overrides()
     assert all(a is b for a, b in zip(found(), ORIGINALS, strict=True))
     assert "softmax" not in vars(Tensor)
-
-
-@pytest.fixture
-def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_every_size(monkeypatch)

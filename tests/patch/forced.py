@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Overrides that take every size, so that small tensors reach our kernels."""
+"""What overrides replace, and which ops a call comes to."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 import metalcore
-from metalcore._route import Route
 from metalcore.patch import _replace
 from metalcore.patch.overrides import GROUPS
 
@@ -22,11 +20,6 @@ def found() -> list[Any]:
 
 
 ORIGINALS = found()
-
-
-def take_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for route in Route.all.values():
-        monkeypatch.setattr(route, "_forced", False)
 
 
 def ops_of(function: Callable[[], Any]) -> set[str]:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from tests.patch.forced import take_every_size
 
 SDPA, SOLVE, GELU = F.scaled_dot_product_attention, torch.linalg.solve, F.gelu
 
@@ -50,8 +49,7 @@ def test_it_goes_beside_the_overrides() -> None:
     metalcore.disable_pytorch_overrides()
 
 
-def test_activations_keep_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_every_size(monkeypatch)
+def test_activations_keep_their_arguments() -> None:
     x = torch.randn(3, 40, requires_grad=True)
     allowed = tolerance("gelu", torch.float32, 1)
     kinds: list[dict[str, Any]] = [{}, {"approximate": "none"}, {"approximate": "tanh"}]
@@ -69,8 +67,7 @@ def test_activations_keep_their_arguments(monkeypatch: pytest.MonkeyPatch) -> No
     assert error(y, silu) <= allowed
 
 
-def test_solve_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_every_size(monkeypatch)
+def test_solve_keeps_its_arguments() -> None:
     A = torch.randn(6, 4, 4) + 4 * torch.eye(4)
     calls: list[tuple[Any, dict[str, Any]]] = [
         ((A, torch.randn(6, 4, 3)), {}),

@@ -19,7 +19,7 @@ from tests.backends import Backend
 from tests.patch.forced import SOFTMAX, ops_of
 
 
-def test_all_spellings_and_existing_modules_are_taken(backend: Backend, every_size: None) -> None:
+def test_all_spellings_and_existing_modules_are_taken(backend: Backend) -> None:
     x, w = backend.randn(8, 32), backend.randn(32)
     silu, gelu = nn.SiLU(), nn.GELU("tanh")
     softmax, rms, layer = nn.Softmax(-1), nn.RMSNorm(32), nn.LayerNorm(32)
@@ -48,7 +48,7 @@ def test_all_spellings_and_existing_modules_are_taken(backend: Backend, every_si
             assert op in ops_of(call), (op, call)
 
 
-def test_linear_algebra_has_torchs_types(backend: Backend, every_size: None) -> None:
+def test_linear_algebra_has_torchs_types(backend: Backend) -> None:
     X = backend.randn(4, 5, 5)
     A = X @ X.mT + torch.eye(5, device=backend.device)
     for name in (
@@ -92,7 +92,7 @@ def test_linear_algebra_has_torchs_types(backend: Backend, every_size: None) -> 
         lambda x: torch.linalg.pinv(x[None]),
     ],
 )
-def test_second_derivatives(function: Callable[[Tensor], Tensor], every_size: None) -> None:
+def test_second_derivatives(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
 
     def derivatives() -> list[Tensor]:
@@ -109,7 +109,7 @@ def test_second_derivatives(function: Callable[[Tensor], Tensor], every_size: No
         assert error(a, b) <= allowed
 
 
-def test_results_are_laid_out_as_torchs(every_size: None) -> None:
+def test_results_are_laid_out_as_torchs() -> None:
     x = torch.randn(2, 6, 4, 8)
     views = [
         *(x, x.transpose(1, 2), x.to(memory_format=torch.channels_last), x[..., ::2], x[:, :, 1:]),
@@ -130,7 +130,7 @@ def test_results_are_laid_out_as_torchs(every_size: None) -> None:
             assert error(found, truth) <= tolerance("softmax", torch.float32, 8)
 
 
-def test_what_is_unusual_is_torchs(every_size: None) -> None:
+def test_what_is_unusual_is_torchs() -> None:
     x, A = torch.randn(8, 32), torch.eye(4).expand(3, 4, 4).contiguous()
 
     class Mine(Tensor):
@@ -186,7 +186,7 @@ def test_what_is_unusual_is_torchs(every_size: None) -> None:
         assert ops_of(lambda: torch.softmax(x, -1)) == {"softmax"}
 
 
-def test_bad_calls_are_refused_in_torchs_words(every_size: None) -> None:
+def test_bad_calls_are_refused_in_torchs_words() -> None:
     x, A = torch.randn(8, 32), torch.zeros(3, 4, 4)
     table = torch.randn(5, 8, requires_grad=True)
     calls: list[Callable[[], Any]] = [
@@ -235,7 +235,7 @@ def test_bad_calls_are_refused_in_torchs_words(every_size: None) -> None:
         assert said[0] == said[1]
 
 
-def test_what_fails_without_an_error_gives_what_torch_gives(every_size: None) -> None:
+def test_what_fails_without_an_error_gives_what_torch_gives() -> None:
     A = torch.eye(4).repeat(3, 1, 1)
     A[1, 2, 2] = -1
     truth = torch.linalg.cholesky_ex(A), torch.linalg.inv_ex(torch.zeros(3, 4, 4))
@@ -246,7 +246,7 @@ def test_what_fails_without_an_error_gives_what_torch_gives(every_size: None) ->
         assert torch.equal(a[1], b[1])
 
 
-def test_a_result_may_be_changed_in_place_as_torchs_may(every_size: None) -> None:
+def test_a_result_may_be_changed_in_place_as_torchs_may() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     metalcore.enable_pytorch_overrides()
     for function in (
@@ -261,7 +261,7 @@ def test_a_result_may_be_changed_in_place_as_torchs_may(every_size: None) -> Non
         y.sum().backward()
 
 
-def test_dtypes_under_autocast(every_size: None) -> None:
+def test_dtypes_under_autocast() -> None:
     x = torch.randn(8, 32)
     target = torch.zeros(8, dtype=torch.int64)
     A = torch.eye(4).repeat(3, 1, 1)
@@ -280,7 +280,7 @@ def test_dtypes_under_autocast(every_size: None) -> None:
             assert error(found, truth) <= 8 * tolerance("softmax", torch.bfloat16, 32)
 
 
-def test_small_half_gradients_are_not_lost(every_size: None) -> None:
+def test_small_half_gradients_are_not_lost() -> None:
     x = torch.randn(64, 500).half().requires_grad_()
     with metalcore.overrides():
         (F.cross_entropy(x, torch.zeros(64, dtype=torch.int64)) * 2.0**14).backward()
@@ -369,7 +369,7 @@ def test_what_is_ours_is_what_the_policy_says(write_policy: Callable[[str], Path
 
 
 @pytest.mark.parametrize("name", ["eigvalsh", "svdvals", "svd"])
-def test_large_matrices_with_nan_are_refused_in_torchs_words(name: str, every_size: None) -> None:
+def test_large_matrices_with_nan_are_refused_in_torchs_words(name: str) -> None:
     A = torch.randn(130, 130)
     A = A + A.mT
     truth = getattr(torch.linalg, name)(A.double())

@@ -73,7 +73,6 @@ def _check_in_place(backend: Backend, args: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("size", [(40,), (6, 40), (2, 40, 3, 2)], ids=str)
-@pytest.mark.usefixtures("always_ours")
 def test_equals_torch(backend: Backend, size: tuple[int, ...], reduction: str) -> None:
     target = torch.randint(0, 40, size[:1][: len(size) - 1] + size[2:])
     if target.dim():
@@ -131,7 +130,6 @@ def test_a_large_gradient_is_written_whole() -> None:
         assert t.records[0].variant == "rows_streamed"
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_the_gradient_takes_the_memory_of_the_logits(backend: Backend) -> None:
     hidden, weight = backend.randn(6, 8).requires_grad_(), backend.randn(50, 8).requires_grad_()
     target = _targets(backend, 6, 50)
@@ -149,7 +147,6 @@ def test_the_gradient_takes_the_memory_of_the_logits(backend: Backend) -> None:
         torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_in_place_works_once_and_only_where_a_gradient_is_recorded() -> None:
     x, target = torch.randn(4, 9), torch.tensor([1, 2, 3, 4])
     before = x.clone()
@@ -168,7 +165,6 @@ def test_in_place_works_once_and_only_where_a_gradient_is_recorded() -> None:
         loss.backward()
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_wrong_targets_raise_and_write_nothing() -> None:
     x = torch.randn(3, 5, requires_grad=True)
     before = x.detach().clone()
@@ -191,7 +187,6 @@ def test_wrong_targets_are_nan_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4, -1e4])
-@pytest.mark.usefixtures("always_ours")
 def test_hard_values(backend: Backend, value: float) -> None:
     x = backend.randn(4, 5000)
     x[1, 13] = value
@@ -207,7 +202,6 @@ def test_hard_values(backend: Backend, value: float) -> None:
     assert error(dx, expected_dx) <= tolerance("cross_entropy", torch.float32, 5000)
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_the_mean_of_nothing_is_nan_and_has_no_slope(backend: Backend) -> None:
     x = backend.randn(3, 6).requires_grad_()
     target = torch.full((3,), -100, device=x.device)

@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from metalcore._route import Route
 from tests.backends import Backend
 from tests.check import check_op, check_registration
 
@@ -122,12 +123,16 @@ def test_bad_input_is_named(call: Any, kind: type[Exception], message: str) -> N
     assert str(caught.value) == message
 
 
-def test_what_is_left_to_torch_is_named() -> None:
+def test_sums_in_half_precision_are_never_left_to_torch() -> None:
     x, index = torch.randn(4, 5), torch.zeros(4, 2, dtype=torch.int64)
-    with metalcore.trace() as t:
-        metalcore.gather(x, 1, index)
-        metalcore.index_select(x, 1, index[0])
+    with Route.all["scatter_add"].forced(to_torch=True), metalcore.trace() as t:
         metalcore.scatter_add(x, 1, index, x)
         metalcore.scatter_add(x.half(), 1, index, x.half())
-    assert t.paths["gather"] == t.paths["index_select"] == {"torch"}
-    assert {p.split(":")[0] for p in t.paths["scatter_add"]} == {"torch", "cpu"}
+    assert [r.path.split(":")[0] for r in t.records] == ["torch", "cpu"]
+
+
+def test_integers_are_moved_by_torch() -> None:
+    x, index = torch.arange(20).view(4, 5), torch.zeros(4, 2, dtype=torch.int64)
+    assert torch.equal(metalcore.gather(x, 1, index), x.gather(1, index))
+    assert torch.equal(metalcore.index_select(x, 1, index[0]), x[:, [0, 0]])
+    assert torch.equal(metalcore.scatter_add(x, 1, index, x), x.scatter_add(1, index, x))

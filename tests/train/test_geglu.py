@@ -45,7 +45,6 @@ def test_equals_torch_in_any_layout() -> None:
         )
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_the_trace_names_the_way() -> None:
     elementwise.check_path("geglu", partial(metalcore.geglu, approximate="tanh"), 2)
 

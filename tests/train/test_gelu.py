@@ -42,7 +42,6 @@ def test_equals_torch_in_any_layout() -> None:
         elementwise.check_equals_torch("gelu", ours, theirs, 1)
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_the_trace_names_the_way() -> None:
     for kind in ("none", "tanh"):
         elementwise.check_path("gelu", partial(metalcore.gelu, approximate=kind), 1)

@@ -111,7 +111,6 @@ def test_hard_values(backend: Backend, value: float) -> None:
     torch.testing.assert_close(y.cpu(), truth.float(), equal_nan=True)
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_large_results_are_written_past_the_caches() -> None:
     for size, variant in (((4, 8), "rows"), (elementwise.LARGE, "rows_streamed")):
         with metalcore.trace() as t:

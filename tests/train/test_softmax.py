@@ -125,7 +125,6 @@ def test_equals_torch_in_any_layout(
     assert error(y, truth) <= tolerance("softmax", dtype, size[dim])
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_large_results_are_written_past_the_caches() -> None:
     for size, variant in (((4, 8), "rows"), (elementwise.LARGE, "rows_streamed")):
         with metalcore.trace() as t:

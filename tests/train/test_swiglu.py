@@ -30,7 +30,6 @@ def test_equals_torch_in_any_layout() -> None:
     elementwise.check_equals_torch("swiglu", metalcore.swiglu, _torch, 2)
 
 
-@pytest.mark.usefixtures("always_ours")
 def test_the_trace_names_the_way() -> None:
     elementwise.check_path("swiglu", metalcore.swiglu, 2)
 

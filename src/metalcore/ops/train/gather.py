@@ -103,9 +103,10 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Example:
         >>> counts = metalcore.scatter_add(torch.zeros(5), 0, torch.tensor([1, 1]), torch.ones(2))
     """
-    is_half = input.is_floating_point() and input.itemsize == 2
     # in half precision torch rounds each sum
-    if not is_half and _scatter_route.prefers_torch(input, src):
+    is_half = input.is_floating_point() and input.itemsize == 2
+    is_torchs = not input.is_floating_point() or _scatter_route.prefers_torch(input, src)
+    if is_torchs and not is_half:
         return _scatter_route.by_torch(torch.scatter_add, input, dim, index, src)
     dim = _expect("scatter_add", dim, index, input=input, src=src)
     expect_same_dtype("scatter_add", input=input, src=src)
