@@ -87,11 +87,15 @@ def test_matrices_decide_by_side_form_and_number(write_policy: Write) -> None:
         [qr]
         float32 = { up_to = [4, 16], from = [3, 1] }
         float32_tall = { up_to = [16], from = [inf] }
+        float32_alone = { up_to = [8, 16], from = [inf, 1] }
+        float32_tall_alone = { up_to = [16], from = [inf] }
     """)
     A = torch.randn(3, 4, 4)
     assert _by(lambda: metalcore.qr(A[:2])) == {"torch"}
     assert _by(lambda: metalcore.qr(A)) == {"cpu"}
-    assert _by(lambda: metalcore.qr(torch.randn(5, 5))) == {"cpu"}
+    assert _by(lambda: metalcore.qr(torch.randn(2, 5, 5))) == {"cpu"}
+    assert _by(lambda: metalcore.qr(torch.randn(5, 5))) == {"torch"}
+    assert _by(lambda: metalcore.qr(torch.randn(1, 9, 9))) == {"cpu"}
     for size in ((9, 40, 20), (9, 20, 40), (4, 2)):
         assert _by(lambda size=size: metalcore.qr(torch.randn(size))) == {"torch"}
     assert _by(lambda: metalcore.qr(torch.randn(39, 20))) == {"cpu"}

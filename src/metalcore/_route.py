@@ -164,7 +164,7 @@ class Rows(Route):
 
 class Matrices(Route):
     """Decided by the longer side of matrices [..., M, N], whether it is at least twice the other
-    one (tall), and their number."""
+    one (tall), and their number. A single one (alone) may have an algorithm of its own."""
 
     dtypes = LAPACK_TYPES
     least_rank = 2
@@ -173,14 +173,16 @@ class Matrices(Route):
         self, op: str, arguments: Arguments = lambda x: (x,), *, square: bool = False
     ) -> None:
         super().__init__(op, "", arguments)
-        self.forms = ("",) if square else ("", "tall")
+        self.forms = ("", "alone") if square else ("", "alone", "tall", "tall_alone")
 
     def _features(self, x: Tensor) -> tuple[str, int, int]:
         m, n = x.size(-2), x.size(-1)
         count = x.numel() // (m * n) if m and n else 0
         if m < n:
             m, n = n, m
-        return "tall" if m >= 2 * n and "tall" in self.forms else "", m, count
+        if m < 2 * n or "tall" not in self.forms:
+            return "alone" if count == 1 else "", m, count
+        return "tall_alone" if count == 1 else "tall", m, count
 
 
 class Systems(Route):

@@ -2,8 +2,8 @@
 """`metalcore tune`: from where on ours is ahead of torch on this machine, for a policy file.
 
 Both sides are the public function with its route forced, so that checks and calls count as users
-pay them. A replaced function of torch costs a little more: what ours wins by less than that is
-given to torch, so that one table serves functions and overrides.
+pay them. A replaced function of torch costs a little more: ours must be ahead by more than that, so
+that one table serves functions and overrides.
 """
 
 import os
@@ -86,9 +86,13 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
     """What is measured for one row of a route."""
     if isinstance(route, (Matrices, Systems)):
         for side in _SIDES:
-            columns = {"": side, "tall": max(1, side // 4), "few": 1}[kind.form]
-            # a system has a square matrix too
-            yield _matrices(side, columns, side if isinstance(route, Systems) else columns)
+            columns = max(1, side // 4) if "tall" in kind.form else side
+            if isinstance(route, Systems):
+                yield _matrices(side, 1 if kind.form == "few" else side, side, _BATCHES)
+            else:
+                yield _matrices(
+                    side, columns, columns, [1] if "alone" in kind.form else _BATCHES[1:]
+                )
     elif isinstance(route, Rows):
         for length in _LENGTHS:
             yield _rows(length)
@@ -96,8 +100,10 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
         yield Scan(0, _VALUES, torch.randn)
 
 
-def _matrices(side: int, columns: int, most_columns: int) -> Scan:
-    counts = [b for b in _BATCHES if b == 1 or b * side * most_columns <= _MOST_IN_MATRICES]
+def _matrices(side: int, columns: int, most_columns: int, batches: Sequence[int]) -> Scan:
+    """`most_columns` are those of the largest matrix of an example."""
+    largest = _MOST_IN_MATRICES // (side * most_columns)
+    counts = [b for b in batches if b <= max(batches[0], largest)]
     # a single matrix has no dimension for its batch
     return Scan(side, counts, lambda b: torch.randn(*([b] if b > 1 else []), side, columns))
 
@@ -110,19 +116,19 @@ def _rows(length: int) -> Scan:
 def crossover(route: Route, kind: Kind, scan: Scan, margin: float) -> tuple[float, float]:
     """The count from which on ours stays ahead (1 for all), and torch's time by ours there.
 
-    Looked for from the top, so that a lucky small count is not taken, and ended where two in a row
-    are torch's.
+    Looked for from the top, so that a lucky small count is not taken, and ended where torch is
+    ahead twice. A count that ours wins by less than `margin` decides nothing.
     """
     start, ratio, behind = inf, 0.0, 0
     for count in reversed(scan.counts):
         theirs, ours = race(route, kind, scan.make(count))
+        ratio = ratio or theirs / ours
         if theirs >= _AHEAD * (ours + margin):
             start, ratio, behind = count, theirs / ours, 0
-        else:
-            ratio = ratio or theirs / ours
+        elif theirs < ours:
             behind += 1
-            if behind == 2:
-                break
+        if behind == 2:
+            break
     return 1 if start == scan.counts[0] else start, ratio
 
 

@@ -352,6 +352,7 @@ def test_what_is_ours_is_what_the_policy_says(write_policy: Callable[[str], Path
         float32 = { up_to = [16, 64], from = [inf, 1000] }
         [qr]
         float32 = { up_to = [8, 16], from = [5, 1] }
+        float32_alone = { up_to = [8, 16], from = [inf, 1] }
     """)
     metalcore.enable_pytorch_overrides()
     x, A = torch.randn(1500), torch.randn(5, 8, 8)
@@ -362,6 +363,7 @@ def test_what_is_ours_is_what_the_policy_says(write_policy: Callable[[str], Path
     assert ops_of(lambda: F.softmax(x.view(-1, 50), -1)) == {"softmax"}
     assert not ops_of(lambda: torch.linalg.qr(A[:4]))
     assert ops_of(lambda: torch.linalg.qr(A)) == {"qr"}
+    assert not ops_of(lambda: torch.linalg.qr(A[0]))
     assert ops_of(lambda: torch.linalg.qr(torch.randn(16, 9))) == {"qr"}
     # without a number
     assert ops_of(lambda: F.silu(x[:5].double())) == {"silu"}
