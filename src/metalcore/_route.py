@@ -186,16 +186,17 @@ class Matrices(Route):
 
 
 class Systems(Route):
-    """Decided by the rows of right sides [..., N, K], whether they are few (4 K <= N), and the
-    number of systems."""
+    """Decided by the rows of right sides [..., N, K], whether they are few (4 K <= N) or a single
+    one (vector), and the number of systems."""
 
     dtypes = LAPACK_TYPES
     least_rank = 2
-    forms = ("", "few")
+    forms = ("", "few", "vector")
 
     def _features(self, x: Tensor) -> tuple[str, int, int]:
         n, k = x.size(-2), x.size(-1)
-        return "few" if 4 * k <= n else "", n, x.numel() // (n * k) if n and k else 0
+        form = "vector" if k == 1 else "few" if 4 * k <= n else ""
+        return form, n, x.numel() // (n * k) if n and k else 0
 
 
 @when_changed

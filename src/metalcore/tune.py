@@ -88,7 +88,8 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
         for side in _SIDES:
             columns = max(1, side // 4) if "tall" in kind.form else side
             if isinstance(route, Systems):
-                yield _matrices(side, 1 if kind.form == "few" else side, side, _BATCHES)
+                right_sides = {"vector": 1, "few": min(4, side // 4)}.get(kind.form, side)
+                yield _matrices(side, right_sides, side, _BATCHES)
             else:
                 yield _matrices(
                     side, columns, columns, [1] if "alone" in kind.form else _BATCHES[1:]
