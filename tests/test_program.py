@@ -2,6 +2,7 @@
 """Programs: made without tensors, once per kind of arguments, and executed as they say."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,57 @@ def test_buffers_must_be_numbered_without_a_gap(folder: Path) -> None:
 def test_a_missing_kernel_is_named() -> None:
     with pytest.raises(ValueError, match="there is no kernel named nothing"):
         source.signature("train/rms_norm.metal", "nothing")
+
+
+LIMITED = """
+template <int N>
+[[max_total_threads_per_threadgroup(32 * N)]] kernel void f(
+    device float* x [[buffer(0)]], constant uint& n [[buffer(1)]]) {}
+"""
+
+
+def _limited(folder: Path, size: int, n: Any = 1) -> Launch:
+    (folder / "limited.metal").write_text(LIMITED)
+    return Launch("limited.metal", "f", (4,), (buffer(1), n), (size, 1, 1), (size, 1, 1))
+
+
+def test_a_group_larger_than_the_kernel_declares_is_refused(folder: Path) -> None:
+    assert _limited(folder, 128).group == (128, 1, 1)
+    with pytest.raises(ValueError, match="f_4: the launch needs 1 to 128 threads per group"):
+        _limited(folder, 160)
+
+
+@pytest.mark.parametrize("n", [-1, 2**32, 1.0, True, Number(3)])
+def test_a_uint_takes_what_32_bits_hold(folder: Path, n: Any) -> None:
+    assert _limited(folder, 32, 2**32 - 1).args[1] == 2**32 - 1
+    with pytest.raises(ValueError, match="needs n as uint"):
+        _limited(folder, 32, n)
+
+
+def test_a_grid_must_not_be_more_than_a_kernel_can_count(folder: Path) -> None:
+    (folder / "limited.metal").write_text(LIMITED)
+    with pytest.raises(ValueError, match="needs a grid that uint counts"):
+        Launch("limited.metal", "f", (4,), (buffer(1), 1), (2**32, 1, 1), (32, 1, 1))
+
+
+def test_a_group_larger_than_the_gpu_has_registers_for_is_refused(folder: Path) -> None:
+    p = Program({}, 0)
+    (folder / "limited.metal").write_text(LIMITED)
+    p.launch("limited.metal", "f", (4,), (p.new((1,)), 1), 128, 128)
+
+    def compiler(limit: int) -> Any:
+        return lambda text: SimpleNamespace(f_4=SimpleNamespace(max_threads_per_threadgroup=limit))
+
+    run.Runner(p, Backend("sim", compiler(128)), torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"f_4: .* groups of 128 threads.* for 96"):
+        run.Runner(p, Backend("sim", compiler(96)), torch.device("cpu"))
+    source.kernel.cache_clear()
+
+
+@pytest.mark.parametrize("file", [f for f in source.files() if f.startswith("train/")])
+def test_every_kernel_declares_its_largest_group(file: str) -> None:
+    unlimited = [name for name, s in source.signatures(file).items() if s.threads_limit is None]
+    assert unlimited == []
 
 
 @pytest.mark.parametrize("name", sorted(PLANS))

@@ -17,6 +17,8 @@ BUFFERS = 31
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32 * 1024
 
+_UNSIGNED = {"uint", "uint32_t", "ushort", "uint16_t", "uchar", "uint8_t", "unsigned"}
+
 # torch's names for arg_casts, and their numpy types.
 _CASTS: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
@@ -143,12 +145,21 @@ class Row:
     is_reference: bool
     number: int  # 1: an integer, 2: a real, 0: anything else
     is_constant: bool  # in the constant address space
+    is_unsigned: bool
 
     @staticmethod
-    def read(parameter: tuple[str, bool], r: list[int]) -> Row:
-        """From a line of the table, and the name and address space in the source."""
-        name, constant = parameter
-        return Row(name, bool(r[0]), r[1], r[2], bool(r[3]), bool(r[4]), r[5], constant)
+    def read(parameter: tuple[str, str], r: list[int]) -> Row:
+        """From a line of the table, and the name and declaration in the source."""
+        name, words = parameter[0], parameter[1].split()
+        is_constant, is_unsigned = "constant" in words, bool(_UNSIGNED.intersection(words))
+        flags = (bool(r[3]), bool(r[4]), r[5], is_constant, is_unsigned)
+        return Row(name, bool(r[0]), r[1], r[2], *flags)
+
+    def holds(self, value: int) -> bool:
+        """Whether the low bytes of an int, all that a short parameter reads, tell it."""
+        bits = 8 * self.size
+        least = 0 if self.is_unsigned else -(1 << bits - 1)
+        return self.number == 1 and least <= value < least + (1 << bits)
 
 
 def check_arguments(
@@ -171,7 +182,11 @@ def check_arguments(
         if row.is_reference and given < row.size:
             add(f"{what} needs {row.size} bytes, got {given}")
         elif strict and row.is_reference and bound.passed in ("int", "float", "bool"):
-            if given != row.size:
+            if bound.passed == "int" and given == 8 > row.size and row.number == 1:
+                value = int(bound.block.owner[0])
+                if not row.holds(value):
+                    add(f"{what} is {row.size} bytes, which do not hold {value}")
+            elif given != row.size:
                 add(
                     f"{what} is {row.size} bytes, a Python {bound.passed} is passed as {given}: "
                     f"give arg_casts={{{row.index}: ...}} or a numpy scalar"

@@ -158,10 +158,7 @@ class Kernel:
         if name not in index:
             raise KeyError(f"no kernel '{name}'; there are {sorted(index)}")
         self._place = (str(index[name]["file"]), int(index[name]["line"]))
-        self._parameters = [
-            (str(p["name"]), "constant" in str(p["declared"]).split())
-            for p in index[name]["parameters"]
-        ]
+        self._parameters = [(str(p["name"]), str(p["declared"])) for p in index[name]["parameters"]]
         self._built: Build | None = None
         self._rows: list[Row] | None = None
 

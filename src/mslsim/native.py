@@ -35,7 +35,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def read_table(library: Any, kernel: str, names: list[tuple[str, bool]]) -> list[Row]:
+def read_table(library: Any, kernel: str, names: list[tuple[str, str]]) -> list[Row]:
     """The kernel's own description of its buffers, as the compiler saw them."""
     table = (ctypes.c_int * 6 * (len(names) + 1)).in_dll(library, f"msl_table_{symbol(kernel)}")
     return [Row.read(name, list(r)) for name, r in zip(names, table, strict=False)]

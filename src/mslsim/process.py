@@ -123,7 +123,7 @@ class Worker:
         self._file.close()
         self._errors.close()
 
-    def table(self, library: Path, kernel: str, names: list[tuple[str, bool]]) -> list[Row]:
+    def table(self, library: Path, kernel: str, names: list[tuple[str, str]]) -> list[Row]:
         """The kernel's own description of its buffers, as the compiler saw them."""
         request = {
             "action": "table",

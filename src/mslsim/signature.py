@@ -118,11 +118,17 @@ class Signature:
 
     def max_threads_of(self, kernel: str) -> int | None:
         """The kernel's [[max_total_threads_per_threadgroup(n)]], if it has one."""
+        return self.max_threads_for(self.instances[kernel])
+
+    def max_threads_for(self, arguments: Sequence[str]) -> int | None:
+        """The same for template arguments."""
         if self.threads_limit is None:
             return None
-        found = _evaluate(self.threads_limit, self._values(self.instances[kernel]))
+        found = _evaluate(self.threads_limit, self._values(arguments))
         if found is None:
-            raise ValueError(f"{kernel}: the limit of threads is {self.threads_limit}, no constant")
+            raise ValueError(
+                f"{self.name}: the limit of threads is {self.threads_limit}, no constant"
+            )
         return found
 
     def _values(self, arguments: Sequence[str]) -> dict[str, str]:

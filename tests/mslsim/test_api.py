@@ -82,19 +82,38 @@ def test_scalars_structs_and_unbound_buffers(checks):
     assert out.tolist() == [19.5] * 4
 
 
-def test_a_python_int_for_a_uint_needs_a_cast():
+@pytest.mark.parametrize(
+    ("kind", "most", "past"), [("uint", 2**32 - 1, 2**32), ("int", -1, 2**31), ("uint", 3, -1)]
+)
+def test_a_python_int_is_passed_to_a_short_one_that_holds_it(kind, most, past):
+    source = (
+        HEAD
+        + f"""
+    kernel void fill(device long* out [[buffer(0)]], constant {kind}& n [[buffer(1)]]) {{
+      out[0] = n;
+    }}"""
+    )
+    library = mslsim.compile_shader(source, "none")
+    out = np.zeros(1, np.int64)
+    library.fill(out, most, threads=1, group_size=1)
+    assert out[0] == most
+    with pytest.raises(mslsim.LaunchError, match=f"do not hold {past}"):
+        library.fill(out, past, threads=1, group_size=1)
+
+
+def test_a_python_float_for_a_half_needs_a_cast():
     source = (
         HEAD
         + """
-    kernel void fill(device float* out [[buffer(0)]], constant uint& n [[buffer(1)]]) {
+    kernel void fill(device float* out [[buffer(0)]], constant half& n [[buffer(1)]]) {
       out[0] = n;
     }"""
     )
     library = mslsim.compile_shader(source, "none")
     out = np.zeros(1, np.float32)
     with pytest.raises(mslsim.LaunchError, match="arg_casts"):
-        library.fill(out, 3, threads=1, group_size=1)
-    library.fill(out, 3, threads=1, group_size=1, arg_casts={1: "uint32"})
+        library.fill(out, 3.0, threads=1, group_size=1)
+    library.fill(out, 3.0, threads=1, group_size=1, arg_casts={1: "half"})
     assert out[0] == 3
 
 

@@ -23,6 +23,7 @@ from mslsim.signature import Parameter, Signature
 
 SIMD_WIDTH = 32
 MAX_THREADS_PER_GROUP = 1024
+MAX_UINT = 2**32 - 1
 MAX_BUFFERS = 31
 MAX_THREADGROUP_BYTES = 32 * 1024
 
@@ -70,19 +71,22 @@ class Launch:
 
     def __post_init__(self) -> None:
         declared, size = self.signature, prod(self.group)
-        most = f"1 to {MAX_THREADS_PER_GROUP} threads per group"
         multiple = f"groups of a multiple of {SIMD_WIDTH} threads, because it uses collectives"
         memory = f"at most {MAX_THREADGROUP_BYTES} bytes of threadgroup memory"
         wanted, given = len(declared.parameters), len(self.args)
         if len(declared.template) != len(self.variant):
-            template = ", ".join(t.name for t in declared.template)
+            names = ", ".join(t.name for t in declared.template)
             raise ValueError(
-                f"{self.function}: the launch needs template arguments for <{template}>, "
+                f"{self.function}: the launch needs template arguments for <{names}>, "
                 f"got {self.variant}"
             )
-        used = declared.threadgroup_bytes_for(source.arguments(self.variant))
+        template = source.arguments(self.variant)
+        used = declared.threadgroup_bytes_for(template)
+        limit = declared.max_threads_for(template) or MAX_THREADS_PER_GROUP
+        most = f"1 to {limit} threads per group"
         self._require(min(self.threads) > 0, "a non-empty grid", self.threads)
-        self._require(0 < size <= MAX_THREADS_PER_GROUP, most, self.group)
+        self._require(max(self.threads) <= MAX_UINT, "a grid that uint counts", self.threads)
+        self._require(0 < size <= limit, most, self.group)
         self._require(not declared.has_collectives or size % SIMD_WIDTH == 0, multiple, self.group)
         self._require(given <= MAX_BUFFERS, f"at most {MAX_BUFFERS} buffers", given)
         self._require(used <= MAX_THREADGROUP_BYTES, memory, used)
@@ -97,10 +101,16 @@ class Launch:
             raise ValueError(f"{self.kernel}: the launch needs {required}, got {got}")
 
     def _fits(self, parameter: Parameter, value: Value) -> bool:
-        """Whether torch passes `value` as the kernel declares it: int as long, float as float."""
+        """Whether torch passes `value` as the kernel declares it: int as long, float as float.
+
+        A uint reads the low half of a long, which is all of a number that fits; torch's `arg_casts`
+        would do the same by a dictionary in every call.
+        """
         if isinstance(value, Number):
-            return parameter.space == "constant"
+            return parameter.space == "constant" and parameter.type != "uint"
         expected = {"long": int, "float": float}.get(parameter.type)
+        if parameter.is_scalar and parameter.type == "uint":
+            return type(value) is int and 0 <= value <= MAX_UINT
         if parameter.is_scalar:
             return type(value) is expected
         if isinstance(value, tuple):

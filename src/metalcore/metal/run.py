@@ -2,6 +2,7 @@
 """Programs executed on torch tensors: by kernels of torch.mps, or by those of mslsim."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -174,8 +175,21 @@ class Runner:
     def _launch(self, step: Launch) -> Action:
         kernel = source.kernel(step.file, step.function, step.variant, self._compiler)
         threads, group = step.threads, step.group
+        _refuse_too_many_threads(kernel, step)
         pick = itemgetter(*(self._place(a, is_pointer=True) for a in step.args))
         return lambda s: kernel(*pick(s), threads=threads, group_size=group)
+
+
+def _refuse_too_many_threads(kernel: Any, step: Launch) -> None:
+    """What a GPU has registers for may be less than the kernel declares; torch's kernels tell it,
+    others do not. Elsewhere than in torch a larger group is dropped without a word."""
+    limit = getattr(kernel, "max_threads_per_threadgroup", None)
+    if limit is not None and prod(step.group) > limit:
+        raise RuntimeError(
+            f"{step.kernel}: the launch needs groups of {prod(step.group)} threads, and this GPU "
+            f"has registers for {limit} of them; give metalcore a policy with fewer `threads`, "
+            "and please report it"
+        )
 
 
 def _picked(slots: Slots, places: Any) -> Any:

@@ -12,7 +12,7 @@ inline float4 times(float4 p, float4 v) { return select(p * v, float4(0.0f), p =
 
 // One thread per chunk.
 template <typename D, typename T, int WIDTH>
-kernel void divergence(
+[[max_total_threads_per_threadgroup(1024)]] kernel void divergence(
     device const typename chunk<T, WIDTH>::stored* input [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* target [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* loss [[buffer(2)]],
@@ -29,7 +29,7 @@ kernel void divergence(
 
 // One threadgroup per run of chunks, whose sum it leaves in partial.
 template <typename D, typename T, int WIDTH>
-kernel void divergence_sum(
+[[max_total_threads_per_threadgroup(1024)]] kernel void divergence_sum(
     device const typename chunk<T, WIDTH>::stored* input [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* target [[buffer(1)]],
     device float* partial [[buffer(2)]],
@@ -53,7 +53,7 @@ kernel void divergence_sum(
 }
 
 // One threadgroup: the sums of all runs, in an order that depends on their number alone.
-kernel void divergence_total(
+[[max_total_threads_per_threadgroup(1024)]] kernel void divergence_total(
     device const float* partial [[buffer(0)]],
     device float* loss [[buffer(1)]],
     constant long& runs [[buffer(2)]],
@@ -73,7 +73,7 @@ kernel void divergence_total(
 
 // One thread per chunk. `dloss` is one number, `*dsum`, where the loss was reduced.
 template <typename D, typename T, int WIDTH, bool REDUCED, bool DTARGET>
-kernel void divergence_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void divergence_backward(
     device const typename chunk<T, WIDTH>::stored* dloss [[buffer(0)]],
     constant float* dsum [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* input [[buffer(2)]],

@@ -217,7 +217,7 @@ template <
     bool SCALED,
     bool CLIPPED,
     bool STOCHASTIC>
-kernel void adamw_step(
+[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_step(
     device const T* p0 [[buffer(0)]],
     device const T* p1 [[buffer(1)]],
     device const T* p2 [[buffer(2)]],
@@ -295,7 +295,7 @@ kernel void adamw_step(
 }
 
 template <typename T, int WIDTH>
-kernel void adamw_norm(
+[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_norm(
     device const T* x0 [[buffer(0)]],
     device const T* x1 [[buffer(1)]],
     device const T* x2 [[buffer(2)]],
@@ -330,7 +330,7 @@ kernel void adamw_norm(
 }
 
 // One threadgroup.
-kernel void adamw_norm_total(
+[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_norm_total(
     device const float* sums [[buffer(0)]],
     device float* norm [[buffer(1)]],
     constant long& count [[buffer(2)]],

@@ -8,7 +8,7 @@
 #include "layer_norm.h"
 
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
-kernel void add_layer_norm(
+[[max_total_threads_per_threadgroup(1024)]] kernel void add_layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],

@@ -8,7 +8,7 @@
 #include "norm.h"
 
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
-kernel void add_rms_norm(
+[[max_total_threads_per_threadgroup(1024)]] kernel void add_rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],

@@ -72,7 +72,7 @@ inline wide weight_at(device const stored* weight, bool counts, long i) {
 }
 
 template <typename T, int WIDTH, int KEEP, bool WEIGHT, bool MEAN, bool GRADIENT>
-kernel void cross_entropy(
+[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy(
     device const typename chunk<T, WIDTH>::stored* logits [[buffer(0)]],
     device const T* values [[buffer(1)]],
     constant long* targets [[buffer(2)]],
@@ -169,7 +169,7 @@ kernel void cross_entropy(
 
 // The number of targets that count, or the sum of their weights.
 template <bool WEIGHT>
-kernel void cross_entropy_divisor(
+[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy_divisor(
     device const long* targets [[buffer(0)]],
     device const float* weights [[buffer(1)]],
     device float* divisor [[buffer(2)]],
@@ -194,7 +194,7 @@ kernel void cross_entropy_divisor(
 }
 
 template <bool MEAN>
-kernel void cross_entropy_total(
+[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy_total(
     device const float* losses [[buffer(0)]],
     device const float* divisor [[buffer(1)]],
     device float* loss [[buffer(2)]],

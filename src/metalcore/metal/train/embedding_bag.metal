@@ -44,7 +44,7 @@ struct bag_starts {
 
 // places: [bags, n] for the maximum, in columns.
 template <typename T, int WIDTH, int MODE, bool OFFSETS, bool FACTORS>
-kernel void embedding_bag(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag(
     device const typename chunk<T, WIDTH>::stored* table [[buffer(0)]],
     device const long* indices [[buffer(1)]],
     device const T* factors [[buffer(2)]],
@@ -109,7 +109,7 @@ kernel void embedding_bag(
 
 // Of each place its bag and its row; outside of all bags it has a row that the table lacks.
 template <bool OFFSETS>
-kernel void embedding_bag_places(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag_places(
     device const long* indices [[buffer(0)]],
     device long* bag_of [[buffer(1)]],
     device long* row_of [[buffer(2)]],
@@ -131,7 +131,7 @@ kernel void embedding_bag_places(
 }
 
 // first[r]: how many places have a row before r. One thread per row, and one more.
-kernel void embedding_bag_rows(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag_rows(
     device const long* sorted [[buffer(0)]],
     device long* first [[buffer(1)]],
     constant long& rows [[buffer(2)]],
@@ -144,7 +144,7 @@ kernel void embedding_bag_rows(
 
 // used[b]: how many indices count in bag b. One thread per bag.
 template <bool OFFSETS>
-kernel void embedding_bag_used(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag_used(
     device const long* indices [[buffer(0)]],
     device long* used [[buffer(1)]],
     constant long& bags [[buffer(2)]],
@@ -168,7 +168,7 @@ kernel void embedding_bag_used(
 
 // order: places sorted by row; first[r] to first[r + 1] are those of row r.
 template <typename T, int WIDTH, int MODE, bool FACTORS, bool BY_FREQ>
-kernel void embedding_bag_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const long* order [[buffer(1)]],
     device const long* first [[buffer(2)]],
@@ -211,7 +211,7 @@ kernel void embedding_bag_backward(
 
 // dfactor[i] = dot(dy[bag of i], table[row of i]); one simdgroup per index.
 template <typename T, int WIDTH, bool BY_FREQ>
-kernel void embedding_bag_factor(
+[[max_total_threads_per_threadgroup(1024)]] kernel void embedding_bag_factor(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* table [[buffer(1)]],
     device const long* row_of [[buffer(2)]],

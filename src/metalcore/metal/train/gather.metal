@@ -13,7 +13,7 @@
 
 // PER_VALUE: index is [outer, count, inner], else [count].
 template <typename T, bool PER_VALUE>
-kernel void gather(
+[[max_total_threads_per_threadgroup(1024)]] kernel void gather(
     device const T* x [[buffer(0)]],
     device const long* index [[buffer(1)]],
     device T* y [[buffer(2)]],
@@ -37,7 +37,7 @@ kernel void gather(
 }
 
 template <typename T>
-kernel void scatter_add(
+[[max_total_threads_per_threadgroup(1024)]] kernel void scatter_add(
     device const T* x [[buffer(0)]],
     device const long* sorted [[buffer(1)]],
     device const long* order [[buffer(2)]],

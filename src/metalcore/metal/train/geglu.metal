@@ -6,7 +6,7 @@
 #include "activation.h"
 
 template <typename T, int WIDTH, typename GELU>
-kernel void geglu(
+[[max_total_threads_per_threadgroup(1024)]] kernel void geglu(
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* up [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -20,7 +20,7 @@ kernel void geglu(
 }
 
 template <typename T, int WIDTH, typename GELU>
-kernel void geglu_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void geglu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* up [[buffer(2)]],

@@ -7,7 +7,7 @@
 #include "activation.h"
 
 template <typename T, int WIDTH, typename GELU, bool BIAS>
-kernel void gelu(
+[[max_total_threads_per_threadgroup(1024)]] kernel void gelu(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -23,7 +23,7 @@ kernel void gelu(
 }
 
 template <typename T, int WIDTH, typename GELU, bool BIAS>
-kernel void gelu_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void gelu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(2)]],

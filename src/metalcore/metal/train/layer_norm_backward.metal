@@ -17,7 +17,7 @@ template <
     bool DSUM,
     bool DWEIGHT,
     bool DBIAS>
-kernel void layer_norm_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void layer_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],

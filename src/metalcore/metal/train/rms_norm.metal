@@ -13,7 +13,7 @@
 // One simdgroup per row, so no barrier: rows of up to 32 * KEEP chunks. Each simdgroup takes a run
 // of rows, for which it reads the weight once.
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
-kernel void rms_norm_simdgroup(
+[[max_total_threads_per_threadgroup(1024)]] kernel void rms_norm_simdgroup(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -61,7 +61,7 @@ kernel void rms_norm_simdgroup(
 
 // One threadgroup per row.
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
-kernel void rms_norm(
+[[max_total_threads_per_threadgroup(1024)]] kernel void rms_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -110,7 +110,7 @@ kernel void rms_norm(
 
 // One threadgroup per block of rows. share[block, i] is the block's part of dweight[i].
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, bool SHARE>
-kernel void rms_norm_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void rms_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
@@ -204,7 +204,7 @@ kernel void rms_norm_backward(
 
 // One thread per column.
 template <typename W>
-kernel void rms_norm_dweight(
+[[max_total_threads_per_threadgroup(1024)]] kernel void rms_norm_dweight(
     device const float* share [[buffer(0)]],
     device W* dweight [[buffer(1)]],
     constant long& blocks [[buffer(2)]],

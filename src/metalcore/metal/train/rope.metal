@@ -49,7 +49,7 @@ template <
     bool HALF,
     bool POSITIONS,
     bool INVERSE>
-kernel void rope(
+[[max_total_threads_per_threadgroup(1024)]] kernel void rope(
     device const typename chunk<T, WIDTH>::stored* q [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* k [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* cos [[buffer(2)]],

@@ -6,7 +6,7 @@
 #include "activation.h"
 
 template <typename T, int WIDTH, bool BIAS>
-kernel void silu(
+[[max_total_threads_per_threadgroup(1024)]] kernel void silu(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -22,7 +22,7 @@ kernel void silu(
 }
 
 template <typename T, int WIDTH, bool BIAS>
-kernel void silu_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void silu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(2)]],

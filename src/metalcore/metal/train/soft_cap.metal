@@ -6,7 +6,7 @@
 #include "activation.h"
 
 template <typename T, int WIDTH>
-kernel void soft_cap(
+[[max_total_threads_per_threadgroup(1024)]] kernel void soft_cap(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(1)]],
     constant long& n [[buffer(2)]],
@@ -20,7 +20,7 @@ kernel void soft_cap(
 }
 
 template <typename T, int WIDTH>
-kernel void soft_cap_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void soft_cap_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* dx [[buffer(2)]],

@@ -49,7 +49,7 @@ struct masked_row {
 };
 
 template <typename T, int WIDTH, int KEEP, bool MASK, bool CAUSAL>
-kernel void softmax(
+[[max_total_threads_per_threadgroup(1024)]] kernel void softmax(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* mask [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
@@ -114,7 +114,7 @@ kernel void softmax(
 }
 
 template <typename T, int WIDTH, int KEEP>
-kernel void softmax_backward(
+[[max_total_threads_per_threadgroup(1024)]] kernel void softmax_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* y [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* dx [[buffer(2)]],
