@@ -40,24 +40,40 @@ inline float squared_norm(thread const float* x) {
   return sum;
 }
 
-// Column `lane` of U gets a unit vector orthogonal to the columns that are `there`: the unit row
-// that these leave most of, less what they hold of it, twice.
+// The sum of y[l] over the N lanes of a matrix, for its lane l. y is used up.
 template <int N>
-inline void complete_column(
-    thread float* x, bool there, bool missing, uint lane, uint source, long rows) {
-  float least = INFINITY;
-  int best = 0;
+inline float sum_for_lane(thread float* y, uint lane) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float held = lanes_sum<N>(there ? x[i] * x[i] : 0.0f);
-    if (i < rows && held < least) {
-      least = held;
-      best = i;
+  for (ushort half_of = N / 2; half_of > 0; half_of /= 2) {
+    const bool upper = (lane & half_of) != 0;
+#pragma unroll
+    for (int i = 0; i < half_of; ++i) {
+      const float own = upper ? y[i + half_of] : y[i];
+      y[i] = own + simd_shuffle_xor(upper ? y[i] : y[i + half_of], half_of);
     }
   }
-  const bool mine = missing && lane == source;
+  return y[0];
+}
+
+// The column in the lane `source` gets, where it is `missing`, a unit vector orthogonal to the
+// columns that are `there`: the unit row that these leave most of, less what they hold of it,
+// twice.
+template <int N>
+inline void complete_column(
+    thread float* x, bool there, bool missing, uint lane, uint source, uint rows) {
+  const uint row = lane % N;
+  const uint base = lane - row;
+  float held[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
+    held[i] = there ? x[i] * x[i] : 0.0f;
+  }
+  const float sum = sum_for_lane<N>(held, row);
+  const float own = row < rows ? sum : INFINITY;
+  const uint best = uint(-lanes_max<N>(own == -lanes_max<N>(-own) ? -float(row) : -float(N)));
+  const bool mine = missing && lane == source;
+#pragma unroll
+  for (uint i = 0; i < N; ++i) {
     x[i] = mine ? (i == best ? 1.0f : 0.0f) : x[i];
   }
   for (int round = 0; round < 2; ++round) {
@@ -66,12 +82,16 @@ inline void complete_column(
     for (int i = 0; i < N; ++i) {
       dot += x[i] * simd_shuffle(x[i], source);
     }
-    dot = there ? dot : 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = there ? dot * x[i] : 0.0f;
+    }
+    const float all = sum_for_lane<N>(held, row);
     float norm = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float held = lanes_sum<N>(dot * x[i]);
-      x[i] = mine ? x[i] - held : x[i];
+      const float taken = simd_shuffle(all, base + i);
+      x[i] = mine ? x[i] - taken : x[i];
       norm += x[i] * x[i];
     }
     const float inverse = 1.0f / precise::sqrt(norm);

@@ -29,56 +29,115 @@ inline Reflector reflector_from(float alpha, float tail) {
   return {(beta - alpha) / beta, beta, 1.0f / (alpha - beta)};
 }
 
-// A = Q R for a matrix whose columns stand in N lanes from `base` on, this one's in `a`: R on and
-// above the diagonal and the tails of the reflectors below it. Returns the tau of the own column.
+// The columns of a matrix in N lanes from `base` on, while they are factored: rows from some on in
+// registers, the others in `factors` [N, N], R on and above the diagonal and the tails of the
+// reflectors below it.
 template <int N>
-inline float factor_columns(thread float* a, int steps, int column, ushort base) {
-  float tau_of_column = 0.0f;
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    if (k < steps) {
+struct factored_column {
+  threadgroup float* factors;
+  int column;
+  ushort base;
+  float scale;
+  float tau;
+  float inverse;
+
+  // Steps first..last, of the rows from `first` on in `a`. Each step takes the first of them off,
+  // so that registers have the same place in all.
+  template <int LENGTH>
+  void reflect(thread float* a, int first, int last) thread {
+    for (int k = first; k < last; ++k) {
       float tail = 0.0f;
 #pragma unroll
-      for (int i = k + 1; i < N; ++i) {
+      for (int i = 1; i < LENGTH; ++i) {
         tail += a[i] * a[i];
       }
-      const Reflector own = reflector_from(a[k], tail);
-      const float tau = simd_shuffle(own.tau, base + k);
-      const float inverse = simd_shuffle(own.inverse, base + k);
-      float v[N];
-      float dot = a[k];
+      const Reflector own = reflector_from(a[0], tail);
+      const float tau_k = simd_shuffle(own.tau, base + k);
+      const float inverse_k = simd_shuffle(own.inverse, base + k);
+      float v[LENGTH];
+      float dot = a[0];
 #pragma unroll
-      for (int i = k + 1; i < N; ++i) {
-        v[i] = simd_shuffle(a[i], base + k) * inverse;
+      for (int i = 1; i < LENGTH; ++i) {
+        v[i] = simd_shuffle(a[i], base + k) * inverse_k;
         dot += v[i] * a[i];
       }
-      if (column > k) {
-        a[k] -= tau * dot;
-      }
+      const float pull = tau_k * dot;
+      tau = column == k ? own.tau : tau;
+      const float r = column > k ? a[0] - pull : own.beta;
+      factors[k * N + column] = column < k ? a[0] * inverse : r / scale;
+      inverse = column == k ? own.inverse : inverse;
 #pragma unroll
-      for (int i = k + 1; i < N; ++i) {
-        a[i] = column > k ? a[i] - tau * dot * v[i] : column == k ? v[i] : a[i];
+      for (int i = 1; i < LENGTH; ++i) {
+        a[i - 1] = column > k ? a[i] - pull * v[i] : a[i];
       }
-      if (column == k) {
-        a[k] = own.beta;
-        tau_of_column = tau;
+      a[LENGTH - 1] = 0.0f;
+    }
+  }
+
+  // The rows from `first` on, after all steps.
+  template <int LENGTH>
+  void put_rest(thread const float* a, int first) thread {
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) {
+      if (first + i < N) {
+        factors[(first + i) * N + column] = column < first ? a[i] * inverse : a[i] / scale;
       }
     }
   }
-  return tau_of_column;
+};
+
+// A = Q R for a matrix whose columns, times `scale`, stand in N lanes from `base` on, this one's in
+// `a`: R on and above the diagonal of `factors` [N, N], and the tails of the reflectors below it.
+// Returns the tau of the own column.
+template <int N>
+inline float factor_columns(
+    thread float* a, int steps, int column, ushort base, float scale, threadgroup float* factors) {
+  factored_column<N> own = {factors, column, base, scale, 0.0f, 0.0f};
+  own.template reflect<N>(a, 0, min(steps, N / 2));
+  if (steps <= N / 2) {
+    own.template put_rest<N>(a, steps);
+  } else {
+    own.template reflect<N / 2>(a, N / 2, steps);
+    own.template put_rest<N / 2>(a, steps);
+  }
+  return own.tau;
 }
 
-// x = x - tau v (v^T x) for the column x of this lane, v = e_k and the given tail.
+// Reflectors first..last, the last one first, to the rows from FIRST on of the column x: v of
+// reflector k is column k of `factors`, with its one and zeros above it.
+template <int N, int FIRST>
+inline void apply_reflectors(
+    thread float* x,
+    threadgroup const float* factors,
+    float tau_of_column,
+    int first,
+    int last,
+    ushort base) {
+  for (int k = last - 1; k >= first; --k) {
+    const float tau = simd_shuffle(tau_of_column, base + k);
+    float v[N];
+    float dot = 0.0f;
+#pragma unroll
+    for (int i = FIRST; i < N; ++i) {
+      v[i] = factors[i * N + k];
+      dot += v[i] * x[i];
+    }
+    dot *= tau;
+#pragma unroll
+    for (int i = FIRST; i < N; ++i) {
+      x[i] -= dot * v[i];
+    }
+  }
+}
+
+// x = Q x for the column x of this lane, of the first `steps` reflectors.
 template <int N>
-inline void reflect_column(thread float* x, thread const float* v, float tau, int k) {
-  float dot = x[k];
-#pragma unroll
-  for (int i = k + 1; i < N; ++i) {
-    dot += v[i] * x[i];
-  }
-  x[k] -= tau * dot;
-#pragma unroll
-  for (int i = k + 1; i < N; ++i) {
-    x[i] -= tau * dot * v[i];
-  }
+inline void apply_q(
+    thread float* x,
+    threadgroup const float* factors,
+    float tau_of_column,
+    int steps,
+    ushort base) {
+  apply_reflectors<N, N / 2>(x, factors, tau_of_column, N / 2, steps, base);
+  apply_reflectors<N, 0>(x, factors, tau_of_column, 0, min(steps, N / 2), base);
 }

@@ -34,57 +34,95 @@ inline int smallest_of(int x) {
 // The lane of the one row for which `here` holds, among the WIDTH lanes from `base` on.
 template <int WIDTH>
 inline ushort lane_where(bool here, ushort base) {
-  const uint votes = uint(ulong(simd_ballot(here)) >> base);
+  const uint votes = uint(ulong(simd_ballot(here))) >> base;
   return base + ushort(ctz(WIDTH == 32 ? votes : votes & ((1u << WIDTH % 32) - 1)));
 }
 
 // `count` matrices [m, n] that follow each other, rows `step` apart, into a tile for the lanes of a
-// simdgroup: 33 values for each lane.
-template <int WIDTH>
+// simdgroup: LD values for each lane.
+template <int WIDTH, int LD>
 inline void load_rows(
     device const float* from,
-    int m,
-    int n,
-    long step,
-    int count,
+    uint m,
+    uint n,
+    uint step,
+    uint count,
     uint lane,
     threadgroup float* tile) {
-  for (int e = lane; e < count * m * n; e += 32) {
-    const int r = e / n;
-    tile[(r / m * WIDTH + r % m) * 33 + e % n] = from[r * step + e % n];
+  for (uint e = lane; e < count * m * n; e += 32) {
+    const uint r = e / n;
+    tile[(r / m * WIDTH + r % m) * LD + e % n] = from[r * step + e % n];
   }
 }
 
-// Factors [m, n] with m, n <= WIDTH; row `row` stands in a, with zeros past its end, in the lane
-// base + row. Then a has its values of L, left of the position, and of U. info is 0, or 1 + the
-// first step whose pivot is zero.
+// The row of a matrix [m, n] in a lane while it is factored. Each step takes its first value off
+// the registers, so that they have the same place in all, and to `done`.
 template <int WIDTH>
-inline void factor_in_lanes(
-    thread float* a, int m, int n, int row, ushort base, thread int& position, thread int& info) {
-  position = row;
-  info = 0;
-#pragma unroll
-  for (int p = 0; p < WIDTH; ++p) {
-    if (p < min(m, n)) {
+struct factored_row {
+  threadgroup float* done;
+  int m;
+  ushort base;
+  int position;
+  int info;
+
+  // Steps first..last, the columns from `first` on in `a`.
+  template <int LENGTH>
+  void eliminate(thread float* a, int first, int last) thread {
+    for (int p = first; p < last; ++p) {
       const bool open = position >= p && position < m;
-      const float size = pivot_size(a[p], open);
+      const float size = pivot_size(a[0], open);
       const bool is_largest = size == largest_of<WIDTH>(size);
       const int q = smallest_of<WIDTH>(is_largest ? position : WIDTH);
       const ushort from = lane_where<WIDTH>(position == q, base);
       position = position == q ? p : position == p ? q : position;
 
-      const float pivot = simd_shuffle(a[p], from);
+      const float pivot = simd_shuffle(a[0], from);
       info = info == 0 && pivot == 0.0f ? p + 1 : info;
       const bool below = position > p && position < m;
-      const float l = multiplier(a[p], pivot);
-      a[p] = below ? l : a[p];
+      const float l = multiplier(a[0], pivot);
+      done[p] = below ? l : a[0];
 #pragma unroll
-      for (int j = p + 1; j < WIDTH; ++j) {
+      for (int j = 1; j < LENGTH; ++j) {
         const float u = simd_shuffle(a[j], from);
-        a[j] = below ? a[j] - l * u : a[j];
+        a[j - 1] = below ? a[j] - l * u : a[j];
+      }
+      a[LENGTH - 1] = 0.0f;
+    }
+  }
+
+  // The columns first..n, after all steps.
+  template <int LENGTH>
+  void put_rest(thread const float* a, int first, int n) thread {
+#pragma unroll
+    for (int j = 0; j < LENGTH; ++j) {
+      if (first + j < n) {
+        done[first + j] = a[j];
       }
     }
   }
+};
+
+// Factors [m, n] with m, n <= WIDTH; row `row` stands in `done`, in the lane base + row. Then
+// `done` has its values of L, left of the position, and of U. info is 0, or 1 + the first step
+// whose pivot is zero.
+template <int WIDTH>
+inline factored_row<WIDTH> factor_in_lanes(
+    threadgroup float* done, bool mine, int m, int n, int row, ushort base) {
+  float a[WIDTH];
+#pragma unroll
+  for (int j = 0; j < WIDTH; ++j) {
+    a[j] = mine && j < n ? done[j] : 0.0f;
+  }
+  const int steps = min(m, n);
+  factored_row<WIDTH> own = {done, m, base, row, 0};
+  own.template eliminate<WIDTH>(a, 0, min(steps, WIDTH / 2));
+  if (steps <= WIDTH / 2) {
+    own.template put_rest<WIDTH>(a, steps, n);
+  } else {
+    own.template eliminate<WIDTH / 2>(a, WIDTH / 2, steps);
+    own.template put_rest<WIDTH / 2>(a, steps, n);
+  }
+  return own;
 }
 
 // Factors [m, n] with m, n <= 64 in threadgroup memory, rows 65 values apart, by 64 threads: one

@@ -9,6 +9,33 @@
 
 #include "triangular.h"
 
+// Columns first..last of the rows that stand in WIDTH lanes from `base` on, this one's in `done`
+// and its values from `first` on in `a`: each step takes the first of them off the registers, so
+// that they have the same place in all.
+template <int LENGTH>
+inline void factor_in_lanes(
+    thread float* a,
+    threadgroup float* done,
+    int first,
+    int last,
+    ushort lane,
+    ushort base,
+    thread int& failed) {
+  for (int j = first; j < last; ++j) {
+    const float pivot = simd_shuffle(a[0], ushort(base + j));
+    failed = failed == 0 && !(pivot > 0.0f) ? j + 1 : failed;
+    const float root = precise::sqrt(pivot);
+    const float l = lane == j ? root : a[0] / root;
+    done[j] = j <= lane ? l : 0.0f;
+#pragma unroll
+    for (int k = 1; k < LENGTH; ++k) {
+      // what comes from beyond the last row ends beyond the last column
+      a[k - 1] = a[k] - l * simd_shuffle(l, ushort((base + j + k) % 32));
+    }
+    a[LENGTH - 1] = 0.0f;
+  }
+}
+
 template <int WIDTH, int SIMDGROUPS>
 kernel void cholesky_simdgroup(
     device const float* A [[buffer(0)]],
@@ -37,44 +64,26 @@ kernel void cholesky_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
   // lanes without a matrix factor zeros, and store nothing
-  const int m = min(int(thread_lane) / WIDTH, count - 1);
-  const bool owns = int(thread_lane) / WIDTH < count;
+  const int own_matrix = int(thread_lane) / WIDTH;
+  const bool owns = own_matrix < count;
   const ushort lane = thread_lane % WIDTH;
   const ushort base = thread_lane - lane;
-  threadgroup float* row = a + m * WIDTH * LD + lane * LD;
+  threadgroup float* row = a + thread_lane * LD;
   float l[WIDTH];
 #pragma unroll
   for (int j = 0; j < WIDTH; ++j) {
     l[j] = owns && j <= lane && lane < rows ? row[j] : 0.0f;
   }
   int failed = 0;
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    if (j < rows) {
-      const float pivot = simd_shuffle(l[j], ushort(base + j));
-      failed = failed == 0 && !(pivot > 0.0f) ? j + 1 : failed;
-      const float root = precise::sqrt(pivot);
-      l[j] = lane == j ? root : l[j] / root;
-#pragma unroll
-      for (int k = j + 1; k < WIDTH; ++k) {
-        const float other = simd_shuffle(l[j], ushort(base + k));
-        l[k] -= l[j] * other;
-      }
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    if (owns && lane < rows && j < rows) {
-      row[j] = j <= lane ? l[j] : 0.0f;
-    }
-  }
+  factor_in_lanes<WIDTH>(l, row, 0, min(rows, WIDTH / 2), lane, base, failed);
+  factor_in_lanes<WIDTH / 2>(l, row, WIDTH / 2, rows, lane, base, failed);
   // each lane now writes out what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int m = 0; m < count; ++m) {
     store_square(a + m * WIDTH * LD, LD, rows, n, thread_lane, 32, L + (first + m) * n * n);
   }
   if (owns && lane == 0) {
-    info[first + m] = failed;
+    info[first + own_matrix] = failed;
   }
 }
 

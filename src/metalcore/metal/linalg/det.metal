@@ -49,8 +49,9 @@ kernel void det_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[SIMDGROUPS * 1056];
-  threadgroup float* tile = tiles + simdgroup * 1056;
+  constexpr int LD = WIDTH + 1;
+  threadgroup float tiles[SIMDGROUPS * 32 * LD];
+  threadgroup float* tile = tiles + simdgroup * 32 * LD;
   const long first = long(thread_index / 32) * (32 / WIDTH);
   if (first >= batch) {
     return;
@@ -58,25 +59,17 @@ kernel void det_simdgroup(
   const int count = int(min(batch - first, long(32 / WIDTH)));
   const int row = int(lane % WIDTH);
   const int rows = int(n);
-  load_rows<WIDTH>(A + first * n * n, rows, rows, n, count, lane, tile);
+  load_rows<WIDTH, LD>(A + first * n * n, rows, rows, rows, count, lane, tile);
   // the rows are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  float a[WIDTH];
   const bool mine = int(lane / WIDTH) < count && row < rows;
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    a[j] = mine && j < rows ? tile[lane * 33 + j] : 0.0f;
-  }
-  int position;
-  int info;
   const ushort base = ushort(lane - row);
-  factor_in_lanes<WIDTH>(a, rows, rows, row, base, position, info);
+  const int position =
+      factor_in_lanes<WIDTH>(tile + lane * LD, mine, rows, rows, row, base).position;
 
-  float pivot = 1.0f;
+  const float pivot = row < rows ? tile[lane * LD + position] : 1.0f;
   int falling = 0;
-#pragma unroll
   for (int k = 0; k < WIDTH; ++k) {
-    pivot = k < rows && position == k ? a[k] : pivot;
     const int other = simd_shuffle(position, base + k);
     falling += k > row && other < position ? 1 : 0;
   }

@@ -56,9 +56,10 @@ kernel void lu_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[SIMDGROUPS * 1056];
+  constexpr int LD = WIDTH + 1;
+  threadgroup float tiles[SIMDGROUPS * 32 * LD];
   threadgroup int orders[SIMDGROUPS * 32];
-  threadgroup float* tile = tiles + simdgroup * 1056;
+  threadgroup float* tile = tiles + simdgroup * 32 * LD;
   threadgroup int* order = orders + simdgroup * 32;
   const long first = long(thread_index / 32) * (32 / WIDTH);
   if (first >= batch) {
@@ -69,33 +70,21 @@ kernel void lu_simdgroup(
   const int height = int(m);
   const int width = int(n);
 
-  load_rows<WIDTH>(A + first * m * n, height, width, n, count, lane, tile);
+  load_rows<WIDTH, LD>(A + first * m * n, height, width, width, count, lane, tile);
   // the rows are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  float a[WIDTH];
   const bool mine = int(lane / WIDTH) < count && row < height;
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    a[j] = mine && j < width ? tile[lane * 33 + j] : 0.0f;
-  }
-  int position;
-  int failed;
-  factor_in_lanes<WIDTH>(a, height, width, row, ushort(lane - row), position, failed);
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    if (j < width) {
-      tile[lane * 33 + j] = a[j];
-    }
-  }
-  order[lane - row + position] = lane;
+  const factored_row<WIDTH> found =
+      factor_in_lanes<WIDTH>(tile + lane * LD, mine, height, width, row, ushort(lane - row));
+  order[lane - row + found.position] = lane;
   // the factors are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const int k = min(height, width);
-  write_factors<33, WIDTH>(
+  write_factors<LD, WIDTH>(
       tile, order, height, width, count, lane, 32, rows + first * m, L + first * m * k,
       U + first * k * n);
   if (row == 0 && mine) {
-    info[first + lane / WIDTH] = failed;
+    info[first + lane / WIDTH] = found.info;
   }
 }
 

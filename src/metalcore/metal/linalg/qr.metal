@@ -60,15 +60,23 @@ kernel void qr_simdgroup(
     a[i] *= scale;
   }
 
-  const float tau_of_column = factor_columns<SIZE>(a, steps, c, base);
-
   // every lane has read its column: the tile is free
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  const int r_size = int(r_rows) * columns;
+  threadgroup float* factors = tile + (lane - c) * SIZE;
+  const float tau_of_column = factor_columns<SIZE>(a, steps, c, base, scale, factors);
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) {
-    if (owns && i < r_rows && c < columns) {
-      tile[matrix * r_size + i * columns + c] = i <= c ? a[i] / scale : 0.0f;
+    a[i] = factors[i * SIZE + c];
+  }
+
+  // every lane has its column back
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  const int r_height = int(r_rows);
+  const int r_size = r_height * columns;
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) {
+    if (owns && i < r_height && c < columns) {
+      tile[matrix * r_size + i * columns + c] = i <= c ? a[i] : 0.0f;
     }
   }
   // each lane now writes out what others stored
@@ -80,24 +88,19 @@ kernel void qr_simdgroup(
     return;
   }
 
+  // R has left the tile
+  simdgroup_barrier(mem_flags::mem_threadgroup);
   float q[SIZE];
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) {
+    factors[i * SIZE + c] = i < c ? 0.0f : i == c ? 1.0f : a[i];
     q[i] = i == c ? 1.0f : 0.0f;
   }
-#pragma unroll
-  for (int k = SIZE - 1; k >= 0; --k) {
-    if (k < steps) {
-      const float tau = simd_shuffle(tau_of_column, base + k);
-      float v[SIZE];
-#pragma unroll
-      for (int i = k + 1; i < SIZE; ++i) {
-        v[i] = simd_shuffle(a[i], base + k);
-      }
-      reflect_column<SIZE>(q, v, tau, k);
-    }
-  }
-  // R has left the tile
+  // each lane now reads reflectors that others stored
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  apply_q<SIZE>(q, factors, tau_of_column, steps, base);
+
+  // every lane has read the reflectors
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const int width = int(q_columns);
 #pragma unroll

@@ -3,13 +3,14 @@
 //
 // solve_simdgroup: n <= WIDTH, one matrix per WIDTH lanes, a row in each lane's registers.
 // solve_threadgroup: n <= 64, one matrix per threadgroup of 64 threads, in threadgroup memory.
-// Both read A once, and take up to 32 right sides at a time. solve_residual: B - A X, one thread
+// Both read A once, and take STRIP or 32 right sides at a time. solve_residual: B - A X, one thread
 // per value, in twice the precision. solve_add: X + D, one thread per value.
 
 #include "lu.h"
 
-// Right sides that a lane holds in registers at a time.
-constant int COLUMNS = 4;
+// Right sides that a simdgroup holds in threadgroup memory, and a lane in registers, at a time.
+constant constexpr int STRIP = 16;
+constant constexpr int COLUMNS = 4;
 
 template <int WIDTH, int SIMDGROUPS>
 kernel void solve_simdgroup(
@@ -23,9 +24,11 @@ kernel void solve_simdgroup(
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float tiles[SIMDGROUPS * 1056];
+  constexpr int LD = WIDTH + 1;
+  threadgroup float a_tiles[SIMDGROUPS * 32 * LD];
+  threadgroup float b_tiles[SIMDGROUPS * 32 * (STRIP + 1)];
   threadgroup int orders[SIMDGROUPS * 32];
-  threadgroup float* tile = tiles + simdgroup * 1056;
+  threadgroup float* tile = b_tiles + simdgroup * 32 * (STRIP + 1);
   threadgroup int* order = orders + simdgroup * 32;
   const long first = long(thread_index / 32) * (32 / WIDTH);
   if (first >= batch) {
@@ -35,66 +38,61 @@ kernel void solve_simdgroup(
   const int row = int(lane % WIDTH);
   const ushort base = ushort(lane - row);
   const int rows = int(n);
+  const int sides = int(k);
   const bool mine = int(lane / WIDTH) < count && row < rows;
 
-  load_rows<WIDTH>(A + first * n * n, rows, rows, n, count, lane, tile);
+  threadgroup float* a = a_tiles + simdgroup * 32 * LD;
+  load_rows<WIDTH, LD>(A + first * n * n, rows, rows, rows, count, lane, a);
   // the rows of A are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  float a[WIDTH];
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j) {
-    a[j] = mine && j < rows ? tile[lane * 33 + j] : 0.0f;
-  }
-  int position;
-  int failed;
-  factor_in_lanes<WIDTH>(a, rows, rows, row, base, position, failed);
+  a += lane * LD;
+  const factored_row<WIDTH> found = factor_in_lanes<WIDTH>(a, mine, rows, rows, row, base);
+  const int position = found.position;
+  const float pivot = mine ? a[position] : 1.0f;
   order[base + position] = lane;
   if (row == 0 && mine) {
-    info[first + lane / WIDTH] = failed;
+    info[first + lane / WIDTH] = found.info;
   }
 
   B += first * n * k;
   X += first * n * k;
-  for (long strip = 0; strip < k; strip += 32) {
-    const int width = int(min(k - strip, long(32)));
+  for (int strip = 0; strip < sides; strip += STRIP) {
+    const int width = min(sides - strip, STRIP);
     // nothing of the tile is still to be read
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    load_rows<WIDTH>(B + strip, rows, width, k, count, lane, tile);
+    load_rows<WIDTH, STRIP + 1>(B + strip, rows, width, sides, count, lane, tile);
     // the rows of B are in the tile
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (int c = 0; c < width; c += COLUMNS) {
+      threadgroup float* own = tile + lane * (STRIP + 1) + c;
       float b[COLUMNS];
 #pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
-        b[j] = mine && c + j < width ? tile[lane * 33 + c + j] : 0.0f;
+        b[j] = mine && c + j < width ? own[j] : 0.0f;
       }
+      for (int p = 0; p < rows; ++p) {
+        const ushort from = lane_where<WIDTH>(position == p, base);
+        const float l = a[p];
 #pragma unroll
-      for (int p = 0; p < WIDTH; ++p) {
-        if (p < rows) {
-          const ushort from = lane_where<WIDTH>(position == p, base);
-#pragma unroll
-          for (int j = 0; j < COLUMNS; ++j) {
-            const float y = simd_shuffle(b[j], from);
-            b[j] = position > p ? b[j] - a[p] * y : b[j];
-          }
+        for (int j = 0; j < COLUMNS; ++j) {
+          const float y = simd_shuffle(b[j], from);
+          b[j] = position > p ? b[j] - l * y : b[j];
         }
       }
+      for (int p = rows - 1; p >= 0; --p) {
+        const ushort from = lane_where<WIDTH>(position == p, base);
+        const float u = a[p];
 #pragma unroll
-      for (int p = WIDTH - 1; p >= 0; --p) {
-        if (p < rows) {
-          const ushort from = lane_where<WIDTH>(position == p, base);
-#pragma unroll
-          for (int j = 0; j < COLUMNS; ++j) {
-            b[j] = position == p ? b[j] / a[p] : b[j];
-            const float x = simd_shuffle(b[j], from);
-            b[j] = position < p ? b[j] - a[p] * x : b[j];
-          }
+        for (int j = 0; j < COLUMNS; ++j) {
+          b[j] = position == p ? b[j] / pivot : b[j];
+          const float x = simd_shuffle(b[j], from);
+          b[j] = position < p ? b[j] - u * x : b[j];
         }
       }
 #pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
         if (c + j < width) {
-          tile[lane * 33 + c + j] = b[j];
+          own[j] = b[j];
         }
       }
     }
@@ -102,7 +100,8 @@ kernel void solve_simdgroup(
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (int e = lane; e < count * rows * width; e += 32) {
       const int r = e / width;
-      X[r * k + strip + e % width] = tile[order[r / rows * WIDTH + r % rows] * 33 + e % width];
+      const int from = order[r / rows * WIDTH + r % rows];
+      X[r * sides + strip + e % width] = tile[from * (STRIP + 1) + e % width];
     }
   }
 }

@@ -35,30 +35,30 @@ kernel void svd_simdgroup(
   threadgroup float stages[SIMDGROUPS * 32 * N];
   threadgroup float* stage = stages + simdgroup * 32 * N;
   const long first = thread_index / 32 * PER;
-  const long count = clamp(batch - first, 0l, long(PER));
-  const long size = rows * columns;
+  const uint count = uint(clamp(batch - first, 0l, long(PER)));
+  const uint width = uint(columns);
+  const uint size = uint(rows) * width;
   const bool wide = rows < columns;
-  const long M = max(rows, columns);
-  const long K = min(rows, columns);
+  const uint M = uint(max(rows, columns));
+  const uint K = uint(min(rows, columns));
   const uint lane = simd_lane % N;
   const uint base = simd_lane - lane;
-  const long mine = simd_lane / N;
+  const uint mine = simd_lane / N;
 
-  for (long i = simd_lane; i < count * size; i += 32) {
-    stage[i] = A[first * size + i];
+  A += first * size;
+  for (uint i = simd_lane; i < count * size; i += 32) {
+    stage[i] = A[i];
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
   float x[N];
-  float v[N];
   float largest = 0.0f;
   float zero = 0.0f;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (uint i = 0; i < N; ++i) {
     const bool inside = mine < count && lane < K && i < M;
-    const long at = mine * size + (wide ? lane * columns + i : i * columns + lane);
+    const uint at = mine * size + (wide ? lane * width + i : i * width + lane);
     x[i] = inside ? stage[at] : 0.0f;
-    v[i] = i == int(lane) ? 1.0f : 0.0f;
     largest = max(largest, abs(x[i]));
     zero += x[i] * 0.0f;
   }
@@ -68,25 +68,23 @@ kernel void svd_simdgroup(
   for (int i = 0; i < N; ++i) {
     x[i] = finite ? x[i] * scale : 0.0f;
   }
-  const float tau = factor_columns<N>(x, int(K), int(lane), base);
-
   // A has been read: R takes its place, and the reflectors stay below it to the end
   simdgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* factors = stage + mine * N * N;
-  const float power = power_of_two(lanes_max<N>(largest));
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    factors[i * N + lane] = i <= int(lane) ? x[i] / scale / power : x[i];
-  }
+  const float tau = factor_columns<N>(x, int(K), int(lane), ushort(base), scale, factors);
+
   // rows are read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  const float power = power_of_two(lanes_max<N>(largest));
+  float v[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    x[i] = lane < K && i >= int(lane) ? factors[lane * N + i] : 0.0f;
+  for (uint i = 0; i < N; ++i) {
+    x[i] = lane < K && i >= lane ? factors[lane * N + i] / power : 0.0f;
+    v[i] = i == lane ? 1.0f : 0.0f;
   }
 
   float worst = 1.0f;
-  for (long k = 0; k < sweeps && simd_any(worst > 0.0f); ++k) {
+  for (uint k = 0; k < uint(sweeps) && simd_any(worst > 0.0f); ++k) {
     worst = sweep<N, VECTORS>(x, v, lane, tolerance);
   }
 
@@ -115,7 +113,6 @@ kernel void svd_simdgroup(
   for (int i = 0; i < N; ++i) {
     x[i] = there ? x[i] / norm : 0.0f;
   }
-#pragma unroll
   for (uint j = 0; j < N; ++j) {
     const bool missing = lane < K && !there;
     if (simd_any(missing && lane == j)) {
@@ -124,45 +121,45 @@ kernel void svd_simdgroup(
       there = there || (missing && lane == j);
     }
   }
-  // Q W
-#pragma unroll
-  for (int k = N - 1; k >= 0; --k) {
-    float reflector[N];
-#pragma unroll
-    for (int i = k + 1; i < N; ++i) {
-      reflector[i] = factors[i * N + k];
-    }
-    reflect_column<N>(v, reflector, simd_shuffle(tau, base + k), k);
+  // every row of R has been read: reflectors get their ones, and zeros above them
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = 0; i <= lane; ++i) {
+    factors[i * N + lane] = i == lane ? 1.0f : 0.0f;
   }
+  // reflectors are read by other lanes
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  // Q W
+  apply_q<N>(v, factors, tau, int(K), ushort(base));
 
-  const long tall_size = M * tall_columns;
+  const uint tall_width = uint(tall_columns);
+  const uint tall_size = M * tall_width;
   // every lane has read the reflectors
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (mine < count && lane < tall_columns && i < M) {
-      stage[mine * tall_size + i * tall_columns + place] = finite ? v[i] : nan;
+  for (uint i = 0; i < N; ++i) {
+    if (mine < count && lane < tall_width && i < M) {
+      stage[mine * tall_size + i * tall_width + place] = finite ? v[i] : nan;
     }
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  device float* tall = wide ? V : U;
-  for (long i = simd_lane; i < count * tall_size; i += 32) {
-    tall[first * tall_size + i] = stage[i];
+  device float* tall = (wide ? V : U) + first * tall_size;
+  for (uint i = simd_lane; i < count * tall_size; i += 32) {
+    tall[i] = stage[i];
   }
   // every lane has read stage
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (uint i = 0; i < N; ++i) {
     if (mine < count && lane < K && i < K) {
       stage[(mine * K + i) * K + place] = finite ? x[i] : nan;
     }
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  device float* square = wide ? U : V;
-  for (long i = simd_lane; i < count * K * K; i += 32) {
-    square[first * K * K + i] = stage[i];
+  device float* square = (wide ? U : V) + first * K * K;
+  for (uint i = simd_lane; i < count * K * K; i += 32) {
+    square[i] = stage[i];
   }
 }
 

@@ -95,7 +95,7 @@ def _well_conditioned(batch: int, n: int, k: int, dtype: torch.dtype) -> tuple[T
 
 @forward.example
 def _(dtype: torch.dtype) -> Example:
-    return Example((*_well_conditioned(5, 9, 3, dtype), False), reduces_over=9)
+    return Example((*_well_conditioned(5, 9, 17, dtype), False), reduces_over=9)
 
 
 @forward.example
