@@ -16,6 +16,7 @@ from .report import Finding
 BUFFERS = 31
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32 * 1024
+MAX_GRID = 2**32 - 1
 
 _UNSIGNED = {"uint", "uint32_t", "ushort", "uint16_t", "uchar", "uint8_t", "unsigned"}
 
@@ -96,6 +97,8 @@ def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str 
 
 
 def _extent(kernel: str, index: int, value: Any) -> tuple[int, int, int]:
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        raise TypeError(f"{kernel}: argument {index} must hold numbers, got dtype {value.dtype}")
     if is_tensor(value) and value.device.type != "cpu":
         raise TypeError(
             f"{kernel}: argument {index} must be on the CPU to be simulated, "
@@ -211,6 +214,8 @@ def check_launch(
         findings.append(
             f"a threadgroup has at most {MAX_THREADS} threads, got {total} from group_size={group}"
         )
+    if max(threads) > MAX_GRID:
+        findings.append(f"the grid has at most {MAX_GRID} threads along an axis, got {threads}")
     if min(threads) < 1 or min(group) < 1:
         findings.append(f"the grid must not be empty, got threads={threads}, group_size={group}")
     findings += [

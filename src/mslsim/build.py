@@ -28,6 +28,7 @@ from .sites import Site, add_sites
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+_OWN = re.compile(r"llvm\.|msl_|__(?:tsan|ubsan|extend|trunc|float|fix|gnu)")
 _BLOCKING = ("msl_threadgroup_barrier", "msl_collective", "msl_threadgroup_memory", "msl_lane")
 
 
@@ -238,6 +239,9 @@ class Builder:
             if not late:
                 break
             parsed.synchronised |= late
+        if self.source.strict and (foreign := _foreign(text)):
+            message = f"{', '.join(foreign)}: declared, but neither defined nor part of Metal"
+            raise CompileError([Finding("strict", message)])
         text, sites = add_sites(text, parsed.files, str(self._headers))
         ir.write_text(text)
         self.tools.to_object(ir, folder / "kernels.o")
@@ -256,6 +260,23 @@ class Builder:
         if not os.environ.get("MSLSIM_KEEP"):
             for name in ("kernels.cpp", "kernels.ll", "kernels.o"):
                 (folder / name).unlink()
+
+
+def _foreign(ir: str) -> list[str]:
+    """What a module takes from elsewhere that is neither the machine's nor a function of math."""
+    names = re.findall(r'^declare [^@]*@"?([^"(]+)"?\(', ir, re.MULTILINE)
+    names += re.findall(r'^@"?([^" ]+)"? = external ', ir, re.MULTILINE)
+    names = [n for n in names if not _OWN.match(n) and n not in _math_functions()]
+    # _Z6systemPKc
+    return sorted(n[m.end() :][: int(m[1])] if (m := re.match(r"_Z(\d+)", n)) else n for n in names)
+
+
+@lru_cache(maxsize=1)
+def _math_functions() -> frozenset[str]:
+    """Of the C library: those that the machine declares, and what a compiler calls by itself."""
+    declared = re.findall(r"^(?:float|double) (\w+)\(", _shim()["math.h"], re.MULTILINE)
+    builtin = re.findall(r"__builtin_(\w+)\(", _shim()["math.h"])
+    return frozenset(declared + builtin + ["memcpy", "memset", "memmove", "bzero", "bcmp"])
 
 
 def _blocking_functions(ir: str) -> set[str]:

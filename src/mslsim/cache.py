@@ -110,8 +110,13 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
     """One process or thread at a time for entries of this name, and a few others."""
-    locks = cache_directory() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
+    base = cache_directory()
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if base.stat().st_mode & 0o022:
+        # what lies here is loaded as code: nobody else may put it there
+        base.chmod(0o700)
+    locks = base / "locks"
+    locks.mkdir(exist_ok=True)
     with open(locks / str(int(digest(name), 16) % _LOCKS), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

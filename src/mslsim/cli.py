@@ -6,20 +6,41 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+import typer.core
 from rich.console import Console
+from rich.markup import escape
 
 from . import lint as lint_source
 from . import run as run_kernel
+from .compiler import CompilerMissing
 from .memory import Uninitialized
 from .report import Finding, Report
 from .spec import Spec
 from .spec import load as load_spec
 
-app = typer.Typer(help="Run and check Metal compute kernels on any machine.", no_args_is_help=True)
+
+class _Commands(typer.core.TyperGroup):
+    """What a command cannot do, it says in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, TypeError, KeyError, OSError, CompilerMissing) as error:
+            what = error.args[0] if isinstance(error, KeyError) else error
+            typer.echo(f"mslsim: {what}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Run and check Metal compute kernels on any machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 _console = Console(highlight=False, soft_wrap=True)
 
 Metal = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Metal source file")]
@@ -30,6 +51,13 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Include = Annotated[list[Path] | None, typer.Option("-I", help="folder for #include")]
 
 
+def _text(kernel: Path) -> str:
+    try:
+        return kernel.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{kernel}: must be UTF-8 text") from None
+
+
 def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | None) -> Report:
     options = {"name": str(kernel), **spec.options}
     folders = [str(kernel.parent), *map(str, include or ()), *spec.options.get("include", ())]
@@ -37,14 +65,14 @@ def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | Non
     if checks is not None:
         options["checks"] = checks
     return run_kernel(
-        kernel.read_text(), spec.kernel, spec.arguments, spec.threads, spec.group_size, **options
+        _text(kernel), spec.kernel, spec.arguments, spec.threads, spec.group_size, **options
     )
 
 
 def _print(findings: list[Finding]) -> None:
     for f in findings:
         where = f"{f.file}:{f.line}: " if f.line else ""
-        _console.print(f"[bold]{where}[/][red]{f.kind}:[/] {f.message}", markup=True)
+        _console.print(f"[bold]{escape(where)}[/][red]{f.kind}:[/] {escape(f.message)}")
 
 
 @app.command()
@@ -105,7 +133,7 @@ def lint(
     findings = []
     for kernel in kernels:
         findings += lint_source(
-            kernel.read_text(),
+            _text(kernel),
             registers=registers,
             name=str(kernel),
             include=[str(kernel.parent), *map(str, include or ())],

@@ -7,7 +7,9 @@ import importlib.util
 import os
 import platform
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from pathlib import Path
 from .cache import cache_directory, digest
 
 OLDEST_CLANG = 19
+# A source that asks for more than this of the compiler is reported, not compiled.
+MAX_SECONDS = 300
+MAX_BYTES = 8 << 30
 PACKAGE = Path(__file__).resolve().parent
 
 _COMMON = [
@@ -168,15 +173,40 @@ class Toolchain:
 
 
 def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
-    """Runs `command` and returns what it wrote to stdout and stderr."""
+    """Runs `command` and returns what it wrote to stdout and stderr. It has a limit of time and
+    memory, and ends with all that it started when this process is interrupted."""
     environment = dict(os.environ)
     # zig keeps caches of its own; they belong beside ours.
     for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
         environment[name] = str(cache_directory() / "zig")
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise CommandFailed(done.stderr or f"{command[0]} ended with {done.returncode}")
-    return done.stdout, done.stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        stdin=pipe if stdin is not None else subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        _limit_memory(process.pid)
+        try:
+            output, errors = process.communicate(stdin, MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            message = f"compiling took longer than {MAX_SECONDS} seconds and was stopped"
+            raise CommandFailed(message) from None
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise CommandFailed(errors or f"{command[0]} ended with {process.returncode}")
+    return output, errors
+
+
+def _limit_memory(process: int) -> None:
+    if sys.platform == "linux":
+        resource.prlimit(process, resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
 
 
 @lru_cache(maxsize=1)

@@ -172,14 +172,20 @@ def run(job: Job) -> Report:
     apart = "schedule" in job.checks and size >= _TWO_PROCESSES_FROM
     with lock:
         w = worker()
-        job.start(w, job.checks - {"schedule"} if apart else job.checks)
-        if apart:
-            job.start(worker(1), frozenset({"schedule"}))
-        findings = job.finish(w)
-        if apart and findings:
-            worker(1).stop()
-        elif apart:
-            findings = job.finish(worker(1))
+        try:
+            job.start(w, job.checks - {"schedule"} if apart else job.checks)
+            if apart:
+                job.start(worker(1), frozenset({"schedule"}))
+            findings = job.finish(w)
+            if apart and findings:
+                worker(1).stop()
+            elif apart:
+                findings = job.finish(worker(1))
+        except BaseException:
+            # neither may go on with a launch that nobody waits for
+            for index in range(1 + apart):
+                worker(index).stop()
+            raise
         if "limits" in job.checks:
             findings += limit_findings(job.kernel, w.session, job.place)
         if "uninitialized" in job.checks:

@@ -18,6 +18,7 @@ from .arguments import (
 from .build import BUILD_ALL_UP_TO, Build, Builder
 from .frontend.parse import Source
 from .memory import Uninitialized, is_tensor
+from .process import Died
 from .registers import arrays_in_memory
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .worker import Launch
@@ -172,8 +173,14 @@ class Kernel:
         if self._rows is None:
             if self._library._checks:
                 path = self._build().library
-                with isolated.lock:
-                    self._rows = isolated.worker().table(path, self.name, self._parameters)
+                try:
+                    with isolated.lock:
+                        self._rows = isolated.worker().table(path, self.name, self._parameters)
+                except Died as death:
+                    message = f"the process that loaded the compiled kernel {death}"
+                    raise LaunchError(
+                        [Finding("crash", message, self.name, *self._place)]
+                    ) from None
             else:
                 library = native.open_library(self._build().library)
                 self._rows = native.read_table(library, self.name, self._parameters)

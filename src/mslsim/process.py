@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from .worker import SESSION_BYTES, Session
 
 # How often the watchdog looks, in seconds.
 _LOOK = 0.25
+# A threadgroup that keeps passing barriers hangs after so many times the limit without progress.
+_GROUP_LIMITS = 10
 
 
 class Died(Exception):
@@ -42,6 +46,7 @@ class Worker:
         self._file = os.fdopen(handle, "r+b", buffering=0)
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._requests = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._owner = os.getpid()
         self.session = Session()
@@ -77,30 +82,49 @@ class Worker:
         """Sets the worker to work. Raises Died when it cannot take the request."""
         process = self._start()
         assert process.stdin
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            self.stop()
-            raise Died(False, self._said()) from None
+        self._requests += 1
+        with self._ended_by_exceptions():
+            try:
+                numbered = request | {"number": self._requests}
+                process.stdin.write(json.dumps(numbered).encode() + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise Died(False, self._said()) from None
 
     def wait(self, timeout: float) -> Any:
-        """The answer. Raises Died when there is none, after `timeout` without progress."""
+        """The answer to the last request. Raises Died when there is none: after `timeout` without
+        progress, or ten times that in one threadgroup."""
         process = self._process
         assert process
         assert process.stdout
-        steps, since = -1, time.monotonic()
-        while not select.select([process.stdout], [], [], _LOOK)[0]:
-            if self.session.steps != steps:
-                steps, since = self.session.steps, time.monotonic()
-            elif time.monotonic() - since > timeout:
-                self.stop()
-                raise Died(True)
-        line = process.stdout.readline()
-        if not line:
+        with self._ended_by_exceptions():
+            now = time.monotonic()
+            steps, since, group, entered = -1, now, -1, now
+            while not select.select([process.stdout], [], [], _LOOK)[0]:
+                now, session = time.monotonic(), self.session
+                if session.steps != steps:
+                    steps, since = session.steps, now
+                if session.group != group:
+                    group, entered = session.group, now
+                if now - since > timeout or now - entered > _GROUP_LIMITS * timeout:
+                    raise Died(True)
+            line = process.stdout.readline()
+            if not line:
+                raise Died(False, self._said())
+            number, answer = json.loads(line)
+            if number != self._requests:
+                raise Died(False, f"it answered request {number}, not {self._requests}")
+            return answer
+
+    @contextmanager
+    def _ended_by_exceptions(self) -> Iterator[None]:
+        """Whatever stops the parent (Ctrl-C too) ends the worker: nobody reads what it was asked
+        before, and it no longer writes to the shared file."""
+        try:
+            yield
+        except BaseException:
             self.stop()
-            raise Died(False, self._said())
-        return json.loads(line)
+            raise
 
     def _said(self) -> str:
         self._errors.seek(0)

@@ -164,7 +164,8 @@ class Server:
 def main() -> None:
     server = Server(sys.argv[1], sys.argv[2])
     for line in sys.stdin:
-        print(json.dumps(server.answer(json.loads(line))), flush=True)
+        request = json.loads(line)
+        print(json.dumps([request["number"], server.answer(request)]), flush=True)
 
 
 if __name__ == "__main__":

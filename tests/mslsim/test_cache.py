@@ -54,6 +54,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     return counted
 
 
+def test_the_folder_is_private(folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    made = built()
+    assert [p.stat().st_mode & 0o777 for p in (folder, made.parent)] == [0o700, 0o700]
+
+
 def built(text: str = TEXT, checked: bool = True, **options: Any) -> Path:
     return build.Builder(Source(text, **options), checked).build("k").library
 

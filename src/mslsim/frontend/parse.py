@@ -25,6 +25,7 @@ _STANDARD = [
     "metal_relational", "metal_simdgroup", "metal_simdgroup_matrix", "metal_texture",
     "metal_types", "metal_type_traits", "metal_uniform", "metal_quadgroup", "simd/simd.h",
 ]  # fmt: skip
+_FAR = re.compile(r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/)')
 _DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (error|fatal error|warning): (.*)$")
 _SYNCHRONISES = re.compile(r"^(simd_|quad_|simdgroup_|threadgroup_barrier$|__metal_simd_)")
 
@@ -99,6 +100,7 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
     try:
         found = find_kernels(stream)
         findings = strictness(stream, found, source.version) if source.strict else []
+        findings += _far_files(source) if source.strict else []
     except SyntaxProblem as problem:
         place = (problem.token.file, problem.token.line)
         raise CompileError([Finding("compile", str(problem), "", *place)]) from None
@@ -110,6 +112,15 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
         _synchronised(stream, found),
         source.constants,
     )
+
+
+def _far_files(source: Source) -> list[Finding]:
+    """Directives that read files by absolute paths, or any file as data."""
+    return [
+        Finding("strict", f"a kernel cannot read this file: {line.strip()}", "", source.name, n)
+        for n, line in enumerate(source.text.splitlines(), 1)
+        if _FAR.match(line)
+    ]
 
 
 def write_stand_ins(folder: Path) -> None:

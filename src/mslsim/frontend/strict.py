@@ -24,13 +24,17 @@ _BANNED = {
     "typeid": "'typeid' is not allowed in Metal",
     "goto": "'goto' is not allowed in Metal",
     "thread_local": "'thread_local' is not allowed in Metal",
+    "asm": "inline assembly is not allowed in Metal",
+    "__asm": "inline assembly is not allowed in Metal",
+    "__asm__": "inline assembly is not allowed in Metal",
 }
+_FOREIGN_ATTRIBUTES = frozenset({"constructor", "destructor", "ifunc", "alias"})
 # Words with which a statement at program scope is no variable.
 _NO_VARIABLE = frozenset(
     {
         "using", "typedef", "template", "struct", "class", "enum", "union", "namespace", "extern",
         "static_assert", "friend", "kernel", "constant", "constexpr", "operator", "sampler",
-        "public", "private", "decltype", "concept", "requires", "asm", "__asm__",
+        "public", "private", "decltype", "concept", "requires",
     }
 )  # fmt: skip
 
@@ -39,6 +43,7 @@ def strictness(s: Stream, found: Found, version: int) -> list[Finding]:
     """Findings of kind "strict", in source order."""
     scopes = find_scopes(s)
     findings = _words(s, version)
+    findings += _attributes(s)
     findings += _buffers(found)
     findings += _program_scope(s, scopes)
     findings += _static_locals(s, scopes)
@@ -63,6 +68,17 @@ def _words(s: Stream, version: int) -> list[Finding]:
         if token.text == "delete" and s[s.before(i)] == "=":
             continue
         findings.append(finding(s, i, banned[token.text]))
+    return findings
+
+
+def _attributes(s: Stream) -> list[Finding]:
+    """Those by which code would run before or beside a kernel."""
+    findings = []
+    for i, token in enumerate(s.tokens):
+        if token.kind != "word" or token.text not in _FOREIGN_ATTRIBUTES:
+            continue
+        if s[s.before(i)] in ("(", ",", "[["):
+            findings.append(finding(s, i, f"attribute '{token.text}' is not allowed in Metal"))
     return findings
 
 

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Sources and launch files that nobody wrote with good intent, and runs that are cut off."""
+
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import mslsim
+from mslsim import compiler
+from mslsim.cli import app
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+KERNEL = "kernel void k(device int* y, uint i [[thread_position_in_grid]])"
+SLOW = HEAD + KERNEL + "{ for (int n = 0; n < 2000000000; ++n) y[i] += n % 7; }"
+
+
+def write(value: int) -> str:
+    return HEAD + KERNEL + f"{{ y[i] = {value}; }}"
+
+
+def test_an_interrupted_run_leaves_nothing_to_the_next() -> None:
+    y = np.zeros(4, np.int32)
+    assert mslsim.run(write(1), "k", [y], 4, 4).ok
+    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        mslsim.run(SLOW, "k", [np.zeros(64, np.int32)], 64, 64)
+    for value in (7, 8):
+        report = mslsim.run(write(value), "k", [y], 4, 4)
+        assert report.ok and y.tolist() == [value] * 4
+
+
+def test_a_loop_with_a_barrier_is_a_hang() -> None:
+    text = HEAD + KERNEL + "{ while (true) threadgroup_barrier(mem_flags::mem_device); }"
+    report = mslsim.run(text, "k", [np.zeros(4, np.int32)], 4, 4, timeout=0.2)
+    assert [f.kind for f in report.findings] == ["hang"]
+
+
+def test_a_compiler_without_an_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_SECONDS", 1)
+    double = "".join(f"#define X{n + 1} X{n} X{n}\n" for n in range(30))
+    text = f"{HEAD}#define X0 1 +\n{double}{KERNEL} {{ y[i] = X30 0; }}"
+    report = mslsim.run(text, "k", [np.zeros(4, np.int32)], 4, 4)
+    assert [f.message for f in report.findings] == [
+        "compiling took longer than 1 seconds and was stopped"
+    ]
+
+
+FOREIGN = {
+    'asm volatile("nop");': "inline assembly is not allowed in Metal",
+    "y[i] = system(0);": "system: declared, but neither defined nor part of Metal",
+    "y[i] = environ != 0;": "environ: declared, but neither defined nor part of Metal",
+}
+
+
+@pytest.mark.parametrize("body", FOREIGN)
+def test_a_kernel_calls_only_metal(body: str) -> None:
+    declared = 'int system(constant char*);\nextern "C" { extern constant char* environ; }\n'
+    text = f"{HEAD}{declared}{KERNEL} {{ {body} }}"
+    report = mslsim.run(text, "k", [np.zeros(4, np.int32)], 4, 4)
+    assert [(f.kind, f.message) for f in report.findings] == [("strict", FOREIGN[body])]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["__attribute__((constructor)) void f() {}", '#include "/etc/hostname"', '#embed "x.bin"'],
+)
+def test_nothing_runs_or_is_read_beside_a_kernel(line: str) -> None:
+    findings = mslsim.lint(f"{line}\n{write(1)}")
+    assert findings and findings[0].kind in ("strict", "compile")
+
+
+BASE = 'kernel = "k"\nthreads = 4\ngroup_size = [4]\n'
+ARGUMENT = BASE + "[[arguments]]\n"
+BAD = {
+    "kernel = 3 =": "Expected newline",
+    'kernel = "k"': "threads, group_size must be given",
+    BASE + 'check = "none"': "unknown key 'check'; did you mean checks?",
+    BASE.replace("4\n", '"4"\n'): "threads must be one to three numbers, got 4",
+    ARGUMENT + 'shape = [4]\ndtype = "O"': "unknown dtype 'O'",
+    ARGUMENT + 'shape = [4]\nfill = "one"': "unknown fill 'one'; did you mean ones?",
+    ARGUMENT + 'shape = [4]\nname = "../../x"': "the name of an argument must be a word",
+    ARGUMENT + 'npy = "absent.npy"': "No such file",
+    ARGUMENT + "size = 4": "unknown key of an argument 'size'",
+    BASE.replace('"k"', '"other"'): "no kernel 'other'; there are ['k']",
+    BASE.replace("threads = 4", "threads = 4294967328") + "[[arguments]]\nshape = [4]": (
+        "limit: the grid has at most 4294967295 threads"
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", BAD, ids=list(BAD.values()))
+def test_a_bad_launch_file_is_told_in_a_line(tmp_path: Path, spec: str) -> None:
+    kernel, launch = tmp_path / "k.metal", tmp_path / "k.toml"
+    kernel.write_text(write(1))
+    launch.write_text(spec)
+    result = CliRunner().invoke(app, ["check", str(kernel), "--spec", str(launch)])
+    assert result.exit_code in (1, 2)
+    assert BAD[spec] in result.output
+    assert len(result.output.strip().splitlines()) <= 2
+
+
+def test_names_of_buffers_are_printed_as_they_are(tmp_path: Path) -> None:
+    kernel, launch = tmp_path / "k.metal", tmp_path / "k.toml"
+    kernel.write_text(write(1).replace("y,", "y [[buffer(0)]],"))
+    launch.write_text(ARGUMENT + 'shape = [2]\ndtype = "int32"\nfill = "none"')
+    result = CliRunner().invoke(app, ["check", str(kernel), "--spec", str(launch)])
+    assert result.exit_code == 1 and "y [[buffer(0)]]" in result.output
+
+
+def test_a_source_that_is_no_text(tmp_path: Path) -> None:
+    kernel = tmp_path / "k.metal"
+    kernel.write_bytes(b"\xff\xfe\x00")
+    result = CliRunner().invoke(app, ["lint", str(kernel)])
+    assert (result.exit_code, result.output) == (2, f"mslsim: {kernel}: must be UTF-8 text\n")
+    kernel.write_text("\ufeff" + write(1), encoding="utf-8")
+    assert CliRunner().invoke(app, ["lint", str(kernel)]).exit_code == 0
+
+
+def test_bfloat_arguments_in_a_launch_file(tmp_path: Path) -> None:
+    kernel, launch = tmp_path / "k.metal", tmp_path / "k.toml"
+    kernel.write_text(
+        f"{HEAD}kernel void k(device const bfloat* x, constant bfloat& a, device float* y,"
+        " uint i [[thread_position_in_grid]]) { y[i] = float(x[i]) * float(a); }"
+    )
+    launch.write_text(
+        ARGUMENT + 'shape = [4]\ndtype = "bfloat16"\nfill = "range"\n'
+        '[[arguments]]\nvalue = 1.5\ntype = "bfloat16"\n'
+        '[[arguments]]\nshape = [4]\nfill = "none"\nname = "y"\n'
+    )
+    command = ["run", str(kernel), "--spec", str(launch), "-o", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert np.load(tmp_path / "y.npy").tolist() == [0.0, 1.5, 3.0, 4.5]
+
+
+def test_arrays_of_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match="argument 0 must hold numbers"):
+        mslsim.run(write(1), "k", [np.array([None])], 4, 4)
