@@ -43,15 +43,18 @@ inline float squared_norm(thread const float* x) {
 // The sum of y[l] over the N lanes of a matrix, for its lane l. y is used up.
 template <int N>
 inline float sum_for_lane(thread float* y, uint lane) {
+  constexpr int HALF = N / 2;
+  const bool upper = (lane & HALF) != 0;
 #pragma unroll
-  for (ushort half_of = N / 2; half_of > 0; half_of /= 2) {
-    const bool upper = (lane & half_of) != 0;
-#pragma unroll
-    for (int i = 0; i < half_of; ++i) {
-      const float own = upper ? y[i + half_of] : y[i];
-      y[i] = own + simd_shuffle_xor(upper ? y[i] : y[i + half_of], half_of);
-    }
+  for (int i = 0; i < HALF; ++i) {
+    const float own = upper ? y[i + HALF] : y[i];
+    y[i] = own + simd_shuffle_xor(upper ? y[i] : y[i + HALF], HALF);
   }
+  return sum_for_lane<HALF>(y, lane);
+}
+
+template <>
+inline float sum_for_lane<1>(thread float* y, uint) {
   return y[0];
 }
 
