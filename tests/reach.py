@@ -23,7 +23,15 @@ FOLDERS = {
     "src/metalcore/patch": {"tests/patch"},
     "src/mslsim": {
         f"tests/mslsim/test_{name}.py"
-        for name in ("api", "cache", "kernels", "signature", "uninitialized")
+        for name in (
+            "api",
+            "cache",
+            "kernels",
+            "profile",
+            "signature",
+            "time_model",
+            "uninitialized",
+        )
     },
     "docs": {"tests/test_docs.py"},
     "README.md": {"tests/test_docs.py"},

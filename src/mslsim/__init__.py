@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .compiler import CompilerMissing
     from .library import Kernel, Library, compile_shader, lint, run
     from .memory import uninitialized
+    from .profiling import Profile, profile
     from .report import CompileError, Finding, KernelError, LaunchError, Report
 
 __all__ = [
@@ -18,9 +19,11 @@ __all__ = [
     "KernelError",
     "LaunchError",
     "Library",
+    "Profile",
     "Report",
     "compile_shader",
     "lint",
+    "profile",
     "run",
     "uninitialized",
 ]
@@ -30,6 +33,7 @@ _HOME = {
     "uninitialized": "memory",
     "CompilerMissing": "compiler",
     **dict.fromkeys(("Kernel", "Library", "compile_shader", "lint", "run"), "library"),
+    **dict.fromkeys(("Profile", "profile"), "profiling"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),
 }
 

@@ -24,6 +24,7 @@ from .frontend.rewrite import symbol, threadgroup_names
 from .frontend.tokens import SyntaxProblem
 from .report import CompileError, Finding
 from .sites import Site, add_sites
+from .slots import Counted, count_blocks
 
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
@@ -69,6 +70,12 @@ def _makers() -> str:
         *sorted((PACKAGE / "frontend").glob("*.py")),
     ]
     return digest(*(file.read_bytes() for file in files))
+
+
+@lru_cache(maxsize=1)
+def _counters() -> str:
+    """Changes when the code does that puts counters into kernels."""
+    return digest(*((PACKAGE / name).read_bytes() for name in ("ir.py", "slots.py")))
 
 
 def headers() -> Path:
@@ -145,9 +152,10 @@ class Builder:
             self._parsed = parse(self.source, self.tools, self._headers / "metal")
         return self._parsed
 
-    def build(self, kernel: str) -> Build:
-        """The library that holds `kernel`."""
-        together = len(self.index.kernels) <= BUILD_ALL_UP_TO
+    def build(self, kernel: str, alone: bool = False) -> Build:
+        """The library that holds `kernel`, with the others unless they are many, or it is to be
+        `alone`."""
+        together = len(self.index.kernels) <= BUILD_ALL_UP_TO and not alone
         names = sorted(self.index.kernels) if together else [kernel]
         precompiled = self._precompiled()
 
@@ -165,6 +173,38 @@ class Builder:
             set(data["synchronised"]),
             {int(slot): name for slot, name in data["threadgroup_names"].items()},
         )
+
+    def counted(self, kernel: str) -> tuple[Path, list[list[Counted]]]:
+        """A library with `kernel` alone, which counts how often its blocks run, and what is in
+        them. It needs no checks."""
+        precompiled = self._precompiled()
+
+        def fill(target: Path) -> None:
+            parsed = self.parsed()
+            chosen = [k for k in parsed.kernels if k.name == kernel]
+            # One function for each thread, as in checked libraries: a loop over threads would
+            # share work among them.
+            self._to_ir(target, parsed.to_cpp(chosen, True), precompiled, "counted")
+            ir, own = target / "kernels.ll", str(self._headers)
+            text = add_sites(ir.read_text(), parsed.files, own)[0]
+            buffers = self.index.kernels[kernel]["parameters"]
+            constant = [int(p["index"]) for p in buffers if _is_constant(p)]
+            text, blocks = count_blocks(text, symbol(kernel), constant, parsed.files, own)
+            ir.write_text(text)
+            self.tools.to_object(ir, target / "kernels.o")
+            self.tools.link([target / "kernels.o"], target / f"kernels{_SUFFIX}")
+            known = [[(c.place, c.name, c.count) for c in block] for block in blocks]
+            (target / "blocks.json").write_text(json.dumps(known))
+            for name in ("kernels.cpp", "kernels.ll", "kernels.o"):
+                (target / name).unlink()
+
+        recipe = self.tools.recipe(False, "counted")
+        folder = entry(f"counted-{self._digest(recipe, _counters(), kernel)}", fill)
+        blocks = [
+            [Counted(tuple((f, n) for f, n in place), name, n) for place, name, n in block]
+            for block in json.loads((folder / "blocks.json").read_text())
+        ]
+        return folder / f"kernels{_SUFFIX}", blocks
 
     def errors(self) -> list[Finding]:
         """What the compiler has against any of its kernels; nothing is built."""
@@ -297,6 +337,11 @@ def _blocking_functions(ir: str) -> set[str]:
         blocking |= more
         changed = bool(more)
     return blocking
+
+
+def _is_constant(parameter: dict[str, Any]) -> bool:
+    """Whether a buffer is in constant memory, under a number that is known here."""
+    return "constant" in parameter["declared"].split() and parameter["index"].isdigit()
 
 
 def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:

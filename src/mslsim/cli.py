@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: check, run and lint kernels."""
+"""The command line: check, run, lint and profile kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import lint as lint_source
+from . import profile as profile_kernel
 from . import run as run_kernel
 from .compiler import CompilerMissing
 from .memory import Uninitialized
-from .report import Finding, Report
+from .profiling import Profile
+from .report import Finding, KernelError, Report
 from .spec import Spec
 from .spec import load as load_spec
 
@@ -144,3 +146,58 @@ def lint(
     else:
         _print(findings)
     raise typer.Exit(1 if findings else 0)
+
+
+@app.command()
+def profile(
+    kernel: Metal,
+    spec: Launch,
+    chip: Annotated[
+        list[str] | None, typer.Option("--chip", help="M1, 'M2 Max' ...; all for every one")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="page to write")] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", exists=True, dir_okay=False, help="older source, for ratios"),
+    ] = None,
+    as_json: Json = False,
+    include: Include = None,
+) -> None:
+    """Tell what a launch would cost an Apple GPU: bytes, issue slots by line, time by chip."""
+    from . import model, profile_page, profile_report
+
+    every = list(model.chips())
+    names = every if chip == ["all"] else [model.chip(n).name for n in chip or model.USUAL]
+    try:
+        found = _profile(kernel, load_spec(spec), include)
+        # A launch changes its arguments, so the older kernel gets its own.
+        old = _profile(compare, load_spec(spec), include) if compare else None
+    except KernelError as problem:
+        _print(problem.findings)
+        raise typer.Exit(1) from None
+    lines = profile_report.source_lines(found, str(kernel), _text(kernel))
+    ratios = profile_report.ratios(found, old, names) if old else {}
+    if html is not None:
+        html.write_text(profile_page.page(found, names, lines), encoding="utf-8")
+    if as_json:
+        print(json.dumps({**found.as_dict(names), **({"ratios": ratios} if old else {})}, indent=2))
+        return
+    profile_report.show(found, names, lines, _console)
+    if old:
+        profile_report.show_ratios(ratios, _console)
+    if html is not None:
+        _console.print(f"\nwrote {html}")
+
+
+def _profile(kernel: Path, spec: Spec, include: list[Path] | None) -> Profile:
+    options = {k: v for k, v in spec.options.items() if k not in ("checks", "order")}
+    options["include"] = [str(kernel.parent), *map(str, include or ()), *options.pop("include", ())]
+    return profile_kernel(
+        _text(kernel),
+        spec.kernel,
+        spec.arguments,
+        spec.threads,
+        spec.group_size,
+        name=str(kernel),
+        **options,
+    )

@@ -66,6 +66,23 @@ _WHOLE = [
     "-Xclang",
     "-fexperimental-assignment-tracking=disabled",
 ]
+# The same, but with loops as they are written, and an index no longer than it is written: what a
+# GPU would issue can be counted in it.
+_COUNTED = [
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-mllvm",
+    "-inline-threshold=10000000",
+    "-mllvm",
+    "-pragma-unroll-threshold=10000000",
+    "-mllvm",
+    "-unroll-runtime=false",
+    "-mllvm",
+    "-unroll-allow-partial=false",
+    "-mllvm",
+    "-indvars-widen-indvars=false",
+    "-gline-tables-only",
+]
 # Vectorised loops would make accesses of sizes that the instrumentation passes over.
 _CHECKED = [
     "-DMSL_CHECKED",
@@ -94,7 +111,12 @@ _CHECKED = [
 ]
 # Only what the language demands is looked at.
 _UNOPTIMISED = ["-Xclang", "-disable-llvm-passes"]
-_STYLES = {"inlined": _INLINED, "whole": _WHOLE, "unoptimised": _UNOPTIMISED}
+_STYLES = {
+    "inlined": _INLINED,
+    "whole": _WHOLE,
+    "counted": _COUNTED,
+    "unoptimised": _UNOPTIMISED,
+}
 _PREPROCESSED = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
 # The passes have run: what is left is code generation.
 _OBJECT = ["-O2", "-fPIC", "-Wno-everything", "-Xclang", "-disable-llvm-passes"]
@@ -146,7 +168,8 @@ class Toolchain:
         self, source: Path, target: Path, header: Path, checked: bool, style: str = "inlined"
     ) -> str:
         """C++ to textual LLVM IR, after a precompiled `header`; returns the warnings. The style
-        "whole" puts each kernel into one function, "unoptimised" leaves all as it is written."""
+        "whole" puts each kernel into one function, "counted" too, with loops as they are written,
+        "unoptimised" leaves all as it is."""
         flags = [*_kernel_flags(checked, style), "-include-pch", str(header)]
         command = [*self.clang, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)]
         return _execute(command)[1]

@@ -53,8 +53,9 @@ def run(
     group: tuple[int, int, int],
     threadgroup_memory: dict[int, int],
     order: str,
+    workers: int | None = None,
 ) -> Launch:
-    """Runs the grid on all cores and returns the launch with its results filled in."""
+    """Runs the grid on all cores, or on `workers` of them; returns the launch with its results."""
     library = open_library(build.library)
     launch = Launch()
     if kernel in build.whole_groups:
@@ -68,7 +69,8 @@ def run(
     launch.threads[:] = threads
     launch.group_size[:] = group
     launch.order, launch.seed = ORDERS[order], 1
-    launch.workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+    launch.workers = workers or cores
     launch.synchronised = 1
     with _lock:
         if _machine().msl_run(ctypes.byref(launch)):

@@ -42,7 +42,7 @@ def _fields(text: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+): (!?[\w]+)", text))
 
 
-class _Locations:
+class Locations:
     """The debug locations of a module that came from `sources`, and from files in `own`."""
 
     def __init__(self, lines: list[str], sources: Collection[str], own: str) -> None:
@@ -78,6 +78,11 @@ class _Locations:
             location = self.locations.get(location.get("inlinedAt", ""))
         return tuple(frames)
 
+    def innermost(self, number: str) -> str:
+        """The file that a location itself is in, the machine's headers included."""
+        scope = self.scopes.get(self.locations.get("!" + number, {}).get("scope", ""), {})
+        return self.files.get(scope.get("file", ""), "")
+
 
 def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[Site]]:
     """IR with site numbers in place, and the table they index. Site 0 is an unknown position.
@@ -86,7 +91,7 @@ def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[
     counts as part of the lines that use it.
     """
     lines = text.split("\n")
-    known = _Locations(lines, sources, own)
+    known = Locations(lines, sources, own)
     calls: list[tuple[int, int, str]] = []
     chains: dict[str, tuple[tuple[str, int, int], ...]] = {}
     for at, line in enumerate(lines):
