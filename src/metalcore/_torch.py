@@ -167,6 +167,19 @@ def sets_device_only(mode: Any) -> bool:
     return f"{kind.__module__}.{kind.__name__}" == "torch.utils._device.DeviceContext"
 
 
+def optional_arguments(function: Callable[..., Any]) -> frozenset[str]:
+    """The names by which None may be given to a function of torch, in place of nothing."""
+    name = function.__name__.removesuffix("_")
+    packets = (getattr(torch.ops.aten, prefix + name, None) for prefix in ("linalg_", ""))
+    packet = next((p for p in packets if p is not None), None)
+    if packet is None:
+        return frozenset()
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    arguments = [a for schema in schemas for a in schema.arguments]
+    names = {a.name for a in arguments if str(a.type).startswith("Optional")}
+    return frozenset(names | ({"out"} if any(a.is_out for a in arguments) else set()))
+
+
 def pass_for(replacement: Callable[..., Any], original: Callable[..., Any]) -> bool:
     """Let TorchScript take `replacement` for the builtin that `original` is, if it is one.
 

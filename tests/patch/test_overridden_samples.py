@@ -22,7 +22,9 @@ NAMES = (
     *("nn.functional.layer_norm", "nn.functional.embedding_bag", "nn.functional.cross_entropy"),
     *("linalg.svd", "linalg.svdvals", "linalg.qr", "linalg.cholesky", "linalg.cholesky_ex"),
     *("linalg.solve", "linalg.solve_ex", "linalg.eigh", "linalg.eigvalsh", "linalg.lstsq"),
-    *("linalg.pinv", "linalg.inv", "linalg.inv_ex"),
+    *("linalg.pinv", "linalg.inv", "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.lu"),
+    *("cholesky_solve", "cholesky_inverse", "linalg.solve_triangular", "linalg.matrix_rank"),
+    *("linalg.cond", "linalg.matrix_norm"),
 )
 OPS = [op for op in op_db if op.name in NAMES]
 
@@ -65,6 +67,8 @@ def test_samples_of_torch(backend: Backend, op: OpInfo) -> None:
             assert error(_flat(found), _flat(truth)) <= allowed, sample
     if op.variant_test_name == "with_dtype" and backend.name != "cpu":
         return  # which asks for float64
+    if op.name.startswith("cholesky_"):
+        return  # torch's gradients, which these samples ask for, have both triangles
     assert any(r.path.startswith(backend.path) for r in t.records), t
 
 

@@ -149,6 +149,7 @@ def test_what_is_unusual_is_torchs() -> None:
 
     metalcore.enable_pytorch_overrides()
     out = torch.empty(8, 32)
+    bags, table = torch.tensor([[0, 1, 1]]), torch.randn(4, 5, requires_grad=True)
     untaken: list[Callable[[], Any]] = [
         lambda: torch.softmax(x, -1, out=out),
         lambda: torch.softmax(x, 0),
@@ -167,6 +168,7 @@ def test_what_is_unusual_is_torchs() -> None:
         lambda: torch.jit.trace(lambda x: F.silu(x), x, check_trace=False),
         lambda: F.cross_entropy(x, torch.softmax(x, 0)),
         lambda: F.silu(torch.randn(3, 5, device="meta")),
+        lambda: F.embedding_bag(bags, table, mode="sum", scale_grad_by_freq=True),
     ]
     for call in untaken:
         assert not ops_of(call), call

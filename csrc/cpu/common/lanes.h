@@ -267,6 +267,68 @@ void unpack_matrix(const T* w, int64_t m, int64_t n, int64_t ld, int64_t stride,
   unpack_rows(w, m, n, ld, stride, count, [=](int64_t) { return Part{0, n}; }, a);
 }
 
+// Matrices [m, n] that stand column by column, into w[m][ld].
+template <typename T>
+void pack_transposed(const T* a, int64_t m, int64_t n, int64_t ld, int64_t stride, int64_t count,
+                     T* w) {
+  constexpr int64_t L = kLanes<T>;
+  const detail::Starts<const T> from(a, stride, count);
+  const int64_t elements = m * n;
+  if (elements < L) {
+    for (int64_t e = 0; e < elements; ++e) {
+      T* to = w + (e % m * ld + e / m) * L;
+      for (int64_t l = 0; l < L; ++l) to[l] = from.of[l][e];
+    }
+    return;
+  }
+  alignas(64) T square[L * L];
+  for (int64_t e = 0; e < elements; e += L) {
+    const int64_t first = std::min(e, elements - L);
+    detail::pack_square(from, first, square);
+    int64_t j = first / m, i = first % m;
+    for (int64_t r = 0; r < L; ++r) {
+      at(w, i * ld + j) = at(square, r);
+      if (++i == m) {
+        i = 0;
+        ++j;
+      }
+    }
+  }
+}
+
+// The transposes [n, m] of matrices [m, n] in w[m][ld]; of the lower triangle alone where `lower`.
+template <typename T>
+void unpack_transposed(const T* w, int64_t m, int64_t n, int64_t ld, bool lower, int64_t stride,
+                       int64_t count, T* a) {
+  constexpr int64_t L = kLanes<T>;
+  const detail::Starts<T> to(a, stride, count);
+  const int64_t elements = m * n;
+  if (elements < L) {
+    for (int64_t l = 0; l < count; ++l) {
+      for (int64_t j = 0, e = 0; j < n; ++j) {
+        for (int64_t i = 0; i < m; ++i, ++e) {
+          to.of[l][e] = lower && i < j ? T(0) : w[(i * ld + j) * L + l];
+        }
+      }
+    }
+    return;
+  }
+  alignas(64) T square[L * L];
+  for (int64_t e = 0; e < elements; e += L) {
+    // the last registers may overlap those before them
+    const int64_t first = std::min(e, elements - L);
+    int64_t j = first / m, i = first % m;
+    for (int64_t r = 0; r < L; ++r) {
+      at(square, r) = lower && i < j ? Vec<T>{} : at(w, i * ld + j);
+      if (++i == m) {
+        i = 0;
+        ++j;
+      }
+    }
+    detail::unpack_square(square, first, to);
+  }
+}
+
 // A row length that spreads the elements of a column over the cache.
 inline int64_t padded(int64_t n) { return n < 16 || n % 2 == 1 ? n : n + 1; }
 

@@ -37,6 +37,21 @@ inline Tensor dense(const Tensor& x) {
   return x.is_contiguous() ? x : torch::stable::contiguous(x);
 }
 
+inline Tensor turned(const Tensor& x) { return torch::stable::transpose(x, -2, -1); }
+
+// Whether matrices stand in memory column by column, and not row by row.
+inline bool is_by_columns(const Tensor& x) {
+  return !x.is_contiguous() && turned(x).is_contiguous();
+}
+
+// Dense memory, row by row or column by column as it is in x.
+inline Tensor dense_either_way(const Tensor& x) { return is_by_columns(x) ? x : dense(x); }
+
+// x in dense memory, laid out as it is in `like`.
+inline Tensor laid_out_as(const Tensor& like, const Tensor& x) {
+  return is_by_columns(like) ? turned(dense(turned(x))) : dense(x);
+}
+
 // Kernels read raw memory, so every call through the dispatcher is held to what they expect.
 inline void expect_like(const char* op, const char* name, const Tensor& t, const Tensor& x) {
   STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && t.sizes().vec() == x.sizes().vec(), op,
@@ -74,6 +89,11 @@ inline Tensor empty(const int64_t* sizes, int64_t dim, ScalarType dtype) {
 
 inline Tensor empty_like(const Tensor& x) {
   return empty(x.sizes().data(), x.dim(), x.scalar_type());
+}
+
+// The same in the layout of x, which is dense either way.
+inline Tensor empty_laid_out_as(const Tensor& x) {
+  return is_by_columns(x) ? turned(cpu::empty_like(turned(x))) : cpu::empty_like(x);
 }
 
 // Whether an output of this many elements, in runs of `run`, should go past the caches: it would

@@ -126,7 +126,7 @@ Mask<T> factor(T* w, int64_t n, int64_t ld) {
 }
 
 template <typename T>
-void cholesky_interleaved(const Tensor& A, Tensor& L, Tensor& info) {
+void cholesky_interleaved(const Tensor& A, bool transposed, Tensor& L, Tensor& info) {
   const int64_t n = A.size(-1), size = n * n, ld = lanes::padded(n);
   const T* a = data<T>(A);
   T* l = mutable_data<T>(L);
@@ -135,18 +135,25 @@ void cholesky_interleaved(const Tensor& A, Tensor& L, Tensor& info) {
     T* w = lanes::workspace<T>(n * ld * kLanes<T>);
     triangular::pack_triangle(a + first * size, n, ld, true, size, count, w);
     const Mask<T> found = factor(w, n, ld);
-    triangular::unpack_triangle(w, n, ld, true, size, count, l + first * size);
+    if (transposed) {
+      lanes::unpack_transposed(w, n, n, ld, true, size, count, l + first * size);
+    } else {
+      triangular::unpack_triangle(w, n, ld, true, size, count, l + first * size);
+    }
     for (int64_t i = 0; i < count; ++i) failed[first + i] = int32_t(found[i]);
   });
 }
 
-// A row-major lower factor is a column-major upper one, so LAPACK needs no transposed copies.
-std::tuple<Tensor, Tensor> cholesky_lapack(const Tensor& A, bool upper) {
+// LAPACK's factors stand column by column. Those of A^T = A, upper ones, are row-major lower ones,
+// and lower ones are row-major upper ones: no factor is copied.
+std::tuple<Tensor, Tensor> cholesky_lapack(const Tensor& A, bool transposed) {
   const auto [factor, info] =
-      aten<2>("aten::linalg_cholesky_ex", "", torch::stable::transpose(A, -2, -1), !upper, false);
+      aten<2>("aten::linalg_cholesky_ex", "", transposed ? A : torch::stable::transpose(A, -2, -1),
+              !transposed, false);
   return {dense(torch::stable::transpose(factor, -2, -1)), info};
 }
 
+// The lower triangle is that of A, or of A^T where an upper factor is wanted: L, or L^T.
 std::tuple<Tensor, Tensor> cholesky(const Tensor& A_in, bool upper) {
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(upper ? torch::stable::transpose(A_in, -2, -1) : A_in, dtype));
@@ -157,16 +164,15 @@ std::tuple<Tensor, Tensor> cholesky(const Tensor& A_in, bool upper) {
     L = cpu::empty_like(A);
     info = cpu::empty(A.sizes().data(), A.dim() - 2, ScalarType::Int);
     if (dtype == ScalarType::Double) {
-      cholesky_interleaved<double>(A, L, info);
+      cholesky_interleaved<double>(A, upper, L, info);
     } else {
-      cholesky_interleaved<float>(A, L, info);
+      cholesky_interleaved<float>(A, upper, L, info);
     }
     if (n == 0) torch::stable::zero_(info);
   } else {
     metalcore_variant = "lapack";
-    std::tie(L, info) = cholesky_lapack(A, false);
+    std::tie(L, info) = cholesky_lapack(A, upper);
   }
-  if (upper) L = dense(torch::stable::transpose(L, -2, -1));
   return {to_dtype(L, A_in.scalar_type()), info};
 }
 

@@ -23,18 +23,28 @@ inline const Knob trsm_alone_up_to("trsm", "alone_up_to", 64);
 // and with more right sides, which stand in the lanes.
 inline const Knob trsm_rows_up_to("trsm", "rows_up_to", 320);
 
+// B and X are both dense, either way.
 template <typename T>
 void solve_interleaved(const Tensor& A, const Tensor& B, Triangles triangles, Tensor& X) {
-  const int64_t n = B.size(-2), k = B.size(-1), lda = lanes::padded(n);
+  const int64_t n = B.size(-2), k = B.size(-1), lda = lanes::padded(n), size = n * k;
+  const bool by_columns = is_by_columns(B);
   const T *a = data<T>(A), *b = data<T>(B);
   T* x = mutable_data<T>(X);
-  lanes::for_each_group<T>(X.numel() / (n * k), n * n * k, [&](int64_t first, int64_t count) {
+  lanes::for_each_group<T>(X.numel() / size, n * size, [&](int64_t first, int64_t count) {
     T* w = lanes::workspace<T>(n * (lda + k) * kLanes<T>);
     T* right = w + n * lda * kLanes<T>;
     triangular::pack_triangle(a + first * n * n, n, lda, triangles.begin()->lower, n * n, count, w);
-    lanes::pack(b + first * n * k, n * k, n * k, count, right);
+    if (by_columns) {
+      lanes::pack_transposed(b + first * size, n, k, k, size, count, right);
+    } else {
+      lanes::pack(b + first * size, size, size, count, right);
+    }
     for (const Triangle t : triangles) triangular::solve_lanes(w, n, lda, t, right, k, k);
-    lanes::unpack(right, n * k, n * k, count, x + first * n * k);
+    if (by_columns) {
+      lanes::unpack_transposed(right, n, k, k, false, size, count, x + first * size);
+    } else {
+      lanes::unpack(right, size, size, count, x + first * size);
+    }
   });
 }
 
@@ -65,7 +75,6 @@ void solve_in_rows(const Tensor& A, const Tensor& B, Triangles triangles, Tensor
 // Row-major X is column-major X^T, and X^T op(A)^T = B^T needs no transposed copies. For few
 // columns these cost nothing, and MKL is slow from the right: 7x for 128 x 4 on two threads.
 inline Tensor solve_by_blas(const Tensor& A, const Tensor& B, Triangle t) {
-  const auto turned = [](const Tensor& x) { return torch::stable::transpose(x, -2, -1); };
   if (B.size(-1) < 16) {
     const auto [x] = aten<1>("aten::linalg_solve_triangular", "", t.transpose ? turned(A) : A, B,
                              t.lower == t.transpose, true, t.unit);
@@ -76,32 +85,36 @@ inline Tensor solve_by_blas(const Tensor& A, const Tensor& B, Triangle t) {
   return dense(turned(X));
 }
 
-// All triangles are one of A. All tensors are of T.
+// All triangles are one of A. All tensors are of T. X is laid out as B is, row by row or column by
+// column.
 template <typename T>
 Tensor solve_systems(const Tensor& A_in, const Tensor& B_in, Triangles triangles) {
-  const Tensor A = dense(A_in), B = dense(B_in);
+  const Tensor A = dense(A_in), B = dense_either_way(B_in);
   const int64_t n = B.size(-2), k = B.size(-1);
   if (B.numel() == 0) {
     metalcore_variant = "empty";
     return cpu::empty_like(B);
   }
   const int64_t systems = B.numel() / (n * k);
-  const bool few = k < kLanes<T>, alone = systems * 2 <= kLanes<T>;
+  // columns go into lanes as fast as rows, and to be turned into rows they would be copied twice
+  const int64_t most = is_by_columns(B) ? 2 * kLanes<T> : kLanes<T> - 1;
+  const bool few = k <= most, alone = systems * 2 <= kLanes<T>;
   if (n > (few ? (alone ? trsm_alone_up_to : trsm_interleaved_up_to) : trsm_rows_up_to)) {
     metalcore_variant = "lapack";
-    Tensor X = B;
+    Tensor X = dense(B);
     for (const Triangle t : triangles) X = solve_by_blas(A, X, t);
-    return X;
+    return laid_out_as(B, X);
   }
-  Tensor X = cpu::empty_like(B);
   if (few) {
     metalcore_variant = "interleaved";
+    Tensor X = cpu::empty_laid_out_as(B);
     solve_interleaved<T>(A, B, triangles, X);
-  } else {
-    metalcore_variant = "rows";
-    solve_in_rows<T>(A, B, triangles, X);
+    return X;
   }
-  return X;
+  metalcore_variant = "rows";
+  Tensor X = cpu::empty_like(B);
+  solve_in_rows<T>(A, dense(B), triangles, X);
+  return laid_out_as(B, X);
 }
 
 // The same for any floating dtype: half types are solved in float and rounded once.

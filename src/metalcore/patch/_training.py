@@ -136,8 +136,8 @@ def _takes_bags(
 ) -> bool:
     if type(weight) not in PLAIN or weight.dim() != 2 or mode not in MODES:
         return False
-    # torch's sums are ahead but for their gradient
-    if mode == "sum" and not records(weight):
+    # torch's sums are ahead but for their gradient, and its gradient by frequency is another one
+    if by_freq or (mode == "sum" and not records(weight)):
         return False
     bags = [input] if offsets is None else [input, offsets]
     rows = weight.shape[0]
@@ -148,7 +148,7 @@ def _takes_bags(
         and all(t.device == weight.device for t in bags)
         and (offsets is None or offsets.dim() == 1)
         and not (offsets is None and include_last_offset)
-        and not (mode == "max" and (by_freq or sparse))
+        and not (mode == "max" and sparse)
         and (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows))
         and may_replace("embedding_bag", weight, per_sample_weights)
         and (

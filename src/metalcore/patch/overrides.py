@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from metalcore._check import expect
-from metalcore.patch import _functions, _linalg, _replace, _training
+from metalcore.patch import _functions, _linalg, _replace, _singular_values, _systems, _training
 
 __all__ = [
     "disable_pytorch_overrides",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 # These fill _replace.PLACES.
-_FILLED_BY = (_functions, _linalg, _training)
+_FILLED_BY = (_functions, _linalg, _singular_values, _systems, _training)
 _HOLDER = "metalcore overrides"
 GROUPS = (
     *("activations", "embedding_bag", "normalization", "softmax", "losses"),

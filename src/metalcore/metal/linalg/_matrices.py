@@ -9,3 +9,11 @@ from metalcore.metal.program import Buffer, Program
 def matrices(p: Program, A: Buffer) -> Buffer:
     """A, not empty, as contiguous float32 with one batch dimension."""
     return p.dense(A, torch.float32).view(-1, *A.shape[-2:])
+
+
+def as_right_sides(p: Program, X: Buffer, B: Buffer) -> Buffer:
+    """Solutions X, contiguous, in the dtype of right sides B and laid out as these are: row by row
+    or column by column."""
+    if B.is_contiguous or not B.mT.is_contiguous:
+        return p.rounded(X, B.dtype)
+    return p.copy(p.new(B.mT.shape, B.dtype), X.mT).mT

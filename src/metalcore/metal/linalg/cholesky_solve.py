@@ -2,7 +2,7 @@
 """Programs of cholesky_solve."""
 
 from metalcore.metal.linalg import trsm
-from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.linalg._matrices import as_right_sides, matrices
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import Arguments, Buffer, Program
 
@@ -25,4 +25,4 @@ def plan(p: Program, a: Arguments) -> Buffer:
         p.copy(X, B)
         trsm.in_place(p, L, x, trsm.Kind(lower, transpose=a.upper))
         trsm.in_place(p, L, x, trsm.Kind(lower, transpose=lower))
-    return p.rounded(X, B.dtype)
+    return as_right_sides(p, X, B)

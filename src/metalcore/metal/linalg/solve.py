@@ -4,7 +4,7 @@
 import torch
 
 from metalcore.metal.linalg import lu, trsm
-from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.linalg._matrices import as_right_sides, matrices
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import Arguments, Buffer, Program, round_up
 
@@ -26,7 +26,7 @@ def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
             _substitute(p, factors, right, x)
             for _ in range(p.policy["refinements"] if a.refine else 0):
                 _refine(p, matrices(p, A), right, x, factors)
-    return p.rounded(X, B.dtype), info
+    return as_right_sides(p, X, B), info
 
 
 def _in_one_launch(p: Program, A: Buffer, B: Buffer, X: Buffer, info: Buffer) -> None:

@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from metalcore._policy import policy
-from metalcore.metal.linalg._matrices import matrices
+from metalcore.metal.linalg._matrices import as_right_sides, matrices
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import (
     MAX_THREADGROUP_BYTES,
@@ -67,7 +67,7 @@ def plan(p: Program, a: Arguments) -> Buffer:
         _block(p, matrices(p, A), matrices(p, B), matrices(p, X), 0, kind)
     else:
         in_place(p, matrices(p, A), matrices(p, p.copy(X, B)), kind)
-    return p.rounded(X, B.dtype)
+    return as_right_sides(p, X, B)
 
 
 def in_place(p: Program, A: Buffer, X: Buffer, kind: Kind) -> None:

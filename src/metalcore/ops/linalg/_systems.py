@@ -21,6 +21,14 @@ def as_one_batch(op: str, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, bool]:
     return *broadcast(A, right), vectors
 
 
+def as_right_sides(X: Tensor, B: Tensor) -> Tensor:
+    """Solutions X in the dtype of right sides B and laid out as these are: row by row or column by
+    column."""
+    X = X.to(B.dtype)
+    by_columns = B.mT.is_contiguous() and not B.is_contiguous()
+    return X.mT.contiguous().mT if by_columns else X.contiguous()
+
+
 def broadcast(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Matrices with the same batch dimensions, where theirs broadcast."""
     if A.shape[:-2] == B.shape[:-2]:

@@ -17,7 +17,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Systems
-from metalcore.ops.linalg._systems import broadcast
+from metalcore.ops.linalg._systems import as_right_sides, broadcast
 from metalcore.ops.linalg.trsm import well_conditioned
 
 _route = Systems("cholesky_solve", "", lambda B: (B, well_conditioned(B).tril()))
@@ -56,7 +56,7 @@ def cholesky_solve(B: Tensor, L: Tensor, *, upper: bool = False) -> Tensor:
 @_forward.reference
 def _(B: Tensor, L: Tensor, upper: bool) -> Tensor:
     factor = accumulate(L).triu() if upper else accumulate(L).tril()
-    return torch.cholesky_solve(accumulate(B), factor, upper).to(B.dtype).contiguous()
+    return as_right_sides(torch.cholesky_solve(accumulate(B), factor, upper), B)
 
 
 def _example(dtype: torch.dtype, k: int) -> Example:

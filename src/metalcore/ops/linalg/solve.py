@@ -17,7 +17,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
-from metalcore.ops.linalg._systems import are_vectors
+from metalcore.ops.linalg._systems import are_vectors, as_right_sides
 
 _route = Matrices("solve", lambda A: (A, A[..., :1]), square=True)
 set_accuracy("solve", 8.0)
@@ -38,8 +38,8 @@ def solve(
         check: raise where A is singular. Without it nothing waits for the result.
 
     Returns:
-        X, of B's shape and the batch of both; with `check=False` also info [...] (int32): 0, or
-        the number of the first pivot that is zero.
+        X, of B's shape and layout, and the batch of both; with `check=False` also info [...]
+        (int32): 0, or the number of the first pivot that is zero.
 
     Example:
         >>> X = metalcore.solve(torch.randn(500, 16, 16), torch.randn(500, 16, 4))
@@ -85,7 +85,7 @@ def _broadcast(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
 @forward.reference
 def _(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
     X, info = torch.linalg.solve_ex(accumulate(A), accumulate(B))
-    return X.to(A.dtype).contiguous(), info
+    return as_right_sides(X, B), info
 
 
 def _well_conditioned(batch: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

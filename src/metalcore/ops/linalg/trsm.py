@@ -10,7 +10,7 @@ from metalcore._accuracy import set_accuracy
 from metalcore._check import expect_float, expect_same_device, expect_same_dtype, expect_square
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Systems
-from metalcore.ops.linalg._systems import as_one_batch
+from metalcore.ops.linalg._systems import as_one_batch, as_right_sides
 
 _route = Systems("trsm", "", lambda B: (well_conditioned(B).tril(), B))
 set_accuracy("trsm", 8.0)
@@ -69,7 +69,7 @@ def _solve_by_torch(
 @_forward.reference
 def _(A: Tensor, B: Tensor, lower: bool, transpose: bool, unit_diagonal: bool) -> Tensor:
     X = _solve_by_torch(accumulate(B), accumulate(A), lower, transpose, unit_diagonal)
-    return X.to(B.dtype).contiguous()
+    return as_right_sides(X, B)
 
 
 def well_conditioned(B: Tensor) -> Tensor:
