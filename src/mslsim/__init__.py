@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compiler import CompilerMissing
-    from .library import Kernel, Library, compile_shader, lint, run
+    from .fit import Fit
+    from .library import Kernel, Library, compile_shader, fits, lint, run
     from .memory import uninitialized
     from .profiling import Profile, profile
     from .report import CompileError, Finding, KernelError, LaunchError, Report
@@ -15,6 +16,7 @@ __all__ = [
     "CompileError",
     "CompilerMissing",
     "Finding",
+    "Fit",
     "Kernel",
     "KernelError",
     "LaunchError",
@@ -22,6 +24,7 @@ __all__ = [
     "Profile",
     "Report",
     "compile_shader",
+    "fits",
     "lint",
     "profile",
     "run",
@@ -32,7 +35,8 @@ __all__ = [
 _HOME = {
     "uninitialized": "memory",
     "CompilerMissing": "compiler",
-    **dict.fromkeys(("Kernel", "Library", "compile_shader", "lint", "run"), "library"),
+    "Fit": "fit",
+    **dict.fromkeys(("Kernel", "Library", "compile_shader", "fits", "lint", "run"), "library"),
     **dict.fromkeys(("Profile", "profile"), "profiling"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),
 }

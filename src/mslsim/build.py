@@ -229,6 +229,39 @@ class Builder:
         folder = entry(f"{name}-{self._digest(key)}", fill)
         return _findings(json.loads((folder / "findings.json").read_text()))
 
+    def kept(self, name: str, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` tells of this source, as JSON has it, kept on disk under `name` and `key`."""
+        self._headers = headers()
+
+        def fill(target: Path) -> None:
+            (target / "kept.json").write_text(json.dumps(make()))
+
+        folder = entry(f"{name}-{self._digest(key)}", fill)
+        return json.loads((folder / "kept.json").read_text())
+
+    @property
+    def gpu_recipe(self) -> str:
+        return self.tools.gpu_recipe
+
+    @property
+    def own_headers(self) -> str:
+        """Folder of the machine's headers, whose lines are not the kernel's."""
+        return str(self._headers)
+
+    def gpu_intermediate(self, kernels: list[Kernel]) -> str:
+        """LLVM IR of `kernels` as a GPU's compiler has it: one function of each, for a thread."""
+        cpp = self._cpp(self.parsed(), kernels, each_thread=True)
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "kernels.cpp", Path(folder) / "kernels.ll"
+            source.write_text(cpp)
+            header = self._headers / "metal_stdlib.h"
+            try:
+                self.tools.to_gpu_intermediate(source, target, header)
+            except CommandFailed as failure:
+                own = (str(source), str(self._headers))
+                raise CompileError(_own_names(diagnostics(failure.text), own)) from None
+            return target.read_text()
+
     def _precompiled(self) -> Path:
         """What its kernels are compiled with; to be asked for before an entry is made of them."""
         self._headers = headers()
@@ -238,9 +271,9 @@ class Builder:
         """A key for what is made of this source, and of the files it includes."""
         return digest(self.key, repr(sorted(self.index.dependencies.items())), *parts)
 
-    def _cpp(self, parsed: Parsed, kernels: list[Kernel]) -> str:
+    def _cpp(self, parsed: Parsed, kernels: list[Kernel], each_thread: bool = False) -> str:
         try:
-            return parsed.to_cpp(kernels, self.checked)
+            return parsed.to_cpp(kernels, self.checked or each_thread)
         except SyntaxProblem as problem:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None

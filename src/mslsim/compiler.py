@@ -52,13 +52,20 @@ _KERNEL = [
     "-Wsometimes-uninitialized",
 ]
 _INLINED = ["-mllvm", "-inline-threshold=2000", "-gline-tables-only"]
-# As a GPU's compiler has it: one function for each kernel, and no vectors of its own making. With
-# the names of variables.
-_WHOLE = [
+# As a GPU's compiler has it: one function for each kernel, no vectors of its own making, and longer
+# loops unrolled than for a CPU. With the names of variables. The target is no CPU, so that it does
+# not matter which one is at hand.
+_GPU = [
+    *(flag for flag in _KERNEL if flag != "-fPIC"),
+    "--target=spir64",
     "-fno-vectorize",
     "-fno-slp-vectorize",
     "-mllvm",
+    "-disable-vector-combine",
+    "-mllvm",
     "-inline-threshold=10000000",
+    "-mllvm",
+    "-unroll-threshold=800",
     "-mllvm",
     "-pragma-unroll-threshold=10000000",
     "-g",
@@ -113,7 +120,6 @@ _CHECKED = [
 _UNOPTIMISED = ["-Xclang", "-disable-llvm-passes"]
 _STYLES = {
     "inlined": _INLINED,
-    "whole": _WHOLE,
     "counted": _COUNTED,
     "unoptimised": _UNOPTIMISED,
 }
@@ -141,8 +147,10 @@ class CommandFailed(Exception):
 @dataclass(frozen=True)
 class Toolchain:
     """`clang` starts the compiler for kernels, which need no C library, `driver` the one that knows
-    it; `identity` changes with the compiler's version and the CPU it compiles for."""
+    it, `bare` one for any target; `identity` changes with the compiler's version and the CPU it
+    compiles for."""
 
+    bare: tuple[str, ...]
     clang: tuple[str, ...]
     driver: tuple[str, ...]
     identity: str
@@ -168,11 +176,21 @@ class Toolchain:
         self, source: Path, target: Path, header: Path, checked: bool, style: str = "inlined"
     ) -> str:
         """C++ to textual LLVM IR, after a precompiled `header`; returns the warnings. The style
-        "whole" puts each kernel into one function, "counted" too, with loops as they are written,
-        "unoptimised" leaves all as it is."""
+        "counted" puts each kernel into one function with loops as they are written, "unoptimised"
+        leaves all as it is."""
         flags = [*_kernel_flags(checked, style), "-include-pch", str(header)]
         command = [*self.clang, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)]
         return _execute(command)[1]
+
+    @property
+    def gpu_recipe(self) -> str:
+        """Everything but the source that decides what `to_gpu_intermediate` makes."""
+        return repr((self.identity, _PREPROCESSED, _GPU))
+
+    def to_gpu_intermediate(self, source: Path, target: Path, header: Path) -> None:
+        """C++ after `header` to textual LLVM IR, each kernel in one function."""
+        flags = [*_GPU, "-include", str(header)]
+        _execute([*self.bare, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)])
 
     def to_object(self, source: Path, target: Path) -> None:
         """LLVM IR to an object file."""
@@ -243,7 +261,7 @@ def toolchain() -> Toolchain:
         version = _version(path, "--version") if path else ""
         if path and _upstream_major(version) >= OLDEST_CLANG:
             command = (path, _native())
-            return Toolchain(command, command, version + _cpu_features(), False)
+            return Toolchain((path,), command, command, version + _cpu_features(), False)
     if chosen not in (None, "zig"):
         raise CompilerMissing(f"mslsim: MSLSIM_CXX={chosen} is no clang++ >= {OLDEST_CLANG}")
     spec = importlib.util.find_spec("ziglang")
@@ -254,7 +272,8 @@ def toolchain() -> Toolchain:
         if sys.platform == "linux":
             # The clang inside zig starts in half the time, and keeps no cache of its own.
             clang = (zig, "clang", f"--target={platform.machine()}-linux-gnu", _native())
-        return Toolchain(clang, driver, _version(zig, "version") + _cpu_features(), True)
+        identity = _version(zig, "version") + _cpu_features()
+        return Toolchain((zig, "clang"), clang, driver, identity, True)
     raise CompilerMissing(f"mslsim: needs clang >= {OLDEST_CLANG} on PATH, or: pip install ziglang")
 
 

@@ -16,11 +16,12 @@ from .arguments import (
     three,
 )
 from .build import BUILD_ALL_UP_TO, Build, Builder
+from .fit import Fit, fits_of
 from .frontend.parse import Source
 from .memory import Uninitialized, is_tensor
 from .process import Died
-from .registers import arrays_in_memory
 from .report import CompileError, Finding, KernelError, LaunchError, Report
+from .static import static_findings
 from .worker import Launch
 
 # Seconds without progress after which a checked kernel counts as hanging.
@@ -101,6 +102,15 @@ def run(
         return Report(kernel, list(error.findings))
 
 
+def fits(source: str, kernels: Collection[str] | None = None, **options: Any) -> dict[str, Fit]:
+    """What each kernel of `source`, or of those named, takes of an Apple GPU: registers, the
+    largest threadgroup that starts, bytes of code. Nothing is run.
+
+    `options` are those of `compile_shader` that say how to read the source.
+    """
+    return fits_of(Builder(Source(source, **options), checked=False), kernels)
+
+
 def lint(source: str, *, registers: bool = False, **options: Any) -> list[Finding]:
     """Only the strictness findings of `source`, and its compile errors; with `registers` also the
     arrays of its kernels that are in memory, because an index is no constant.
@@ -110,7 +120,7 @@ def lint(source: str, *, registers: bool = False, **options: Any) -> list[Findin
     try:
         builder = Builder(Source(source, **options), checked=False)
         return builder.index.findings or (
-            arrays_in_memory(builder) if registers else builder.errors()
+            static_findings(builder) if registers else builder.errors()
         )
     except CompileError as error:
         return list(error.findings)

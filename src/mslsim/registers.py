@@ -8,14 +8,10 @@ loops are unrolled. Any other one is in device memory, at the cost of a load for
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Collection
+from typing import NamedTuple
 
-from .build import Builder
-from .frontend.parse import Parsed
-from .frontend.rewrite import symbol
-from .report import Finding
-
-_FUNCTION = re.compile(r"^define .*@\"?msl_(?:thread|group)_([\w.$]+)\"?\(")
+_FUNCTION = re.compile(r"^define .*@\"?(msl_thread_[\w.$]+)\"?\(")
 _ARRAY = re.compile(r"^  (%[\w.\"]+) = alloca (\[.*\]),")
 # of the machine, which takes their address
 _MATRIX = "simdgroup_matrix"
@@ -24,44 +20,39 @@ _VARIABLE = re.compile(r"^!(\d+) = .*DILocalVariable\(.*file: !(\d+), line: (\d+
 _FILE = re.compile(r"^!(\d+) = .*DIFile\(filename: \"([^\"]+)\", directory: \"([^\"]*)\"")
 
 
-def arrays_in_memory(builder: Builder) -> list[Finding]:
-    """A finding for each kernel and array."""
+class Array(NamedTuple):
+    """An array in memory, and where it is declared."""
 
-    def look(precompiled: Path) -> list[Finding]:
-        return _arrays(builder.parsed(), builder.intermediate("whole", precompiled).splitlines())
-
-    key = builder.tools.recipe(builder.checked, "whole") + Path(__file__).read_text()
-    return builder.findings("registers", key, look)
+    name: str
+    file: str
+    line: int
 
 
-def _arrays(parsed: Parsed, ir: list[str]) -> list[Finding]:
-    kernels = {symbol(k.name): k.name for k in parsed.kernels}
+def arrays_in_memory(lines: list[str], sources: Collection[str]) -> dict[str, tuple[Array, ...]]:
+    """The arrays of each function of LLVM IR. `sources` are the files that the text came from, by
+    the names they go by."""
     # the compiler splits the names of files that share folders with its own
-    named = parsed.files
     files = {
-        m[1]: m[2] if m[2] in named else f"{m[3]}/{m[2]}" for line in ir if (m := _FILE.match(line))
+        m[1]: m[2] if m[2] in sources else f"{m[3]}/{m[2]}"
+        for line in lines
+        if (m := _FILE.match(line))
     }
-    variables = {m[1]: m for line in ir if (m := _VARIABLE.match(line))}
-    # a kernel without barriers is there twice: for one thread, and for all of a group
-    found: dict[Finding, None] = {}
-    kernel, arrays = "", dict[str, tuple[str, int]]()
-    for line in ir:
+    variables = {m[1]: m for line in lines if (m := _VARIABLE.match(line))}
+    found: dict[str, tuple[Array, ...]] = {}
+    function, arrays = "", dict[str, Array]()
+    for line in lines:
         if line.startswith("define"):
-            function = _FUNCTION.match(line)
-            kernel = kernels.get(function[1], "") if function else ""
+            head = _FUNCTION.match(line)
+            function = head[1] if head else ""
         array, declared = _ARRAY.match(line), _DECLARED.search(line)
-        if array and kernel and _MATRIX not in array[2]:
-            arrays[array[1]] = ("", 0)
+        if array and function and _MATRIX not in array[2]:
+            # the compiler numbers what it inlines and splits: %kept.i.sroa.4
+            arrays[array[1]] = Array(array[1].strip('%"').partition(".")[0], "", 0)
         elif declared and declared[1] in arrays and (known := variables.get(declared[2])):
-            arrays[declared[1]] = (files.get(known[2], ""), int(known[3]))
-        elif line.startswith("}"):
-            found |= dict.fromkeys(_finding(kernel, n, place) for n, place in arrays.items())
+            place = (files.get(known[2], ""), int(known[3]))
+            arrays[declared[1]] = Array(arrays[declared[1]].name, *place)
+        elif line.startswith("}") and function:
+            found[function] = tuple(dict.fromkeys(arrays.values()))
+            function = ""
             arrays.clear()
-    return list(found)
-
-
-def _finding(kernel: str, array: str, place: tuple[str, int]) -> Finding:
-    # the compiler numbers what it inlines and splits: %kept.i.sroa.4
-    name = array.strip('%"').partition(".")[0]
-    message = f"{name} is not in registers: an index is no constant; unroll its loop"
-    return Finding("registers", message, kernel, *place)
+    return found

@@ -83,6 +83,10 @@ class Locations:
         scope = self.scopes.get(self.locations.get("!" + number, {}).get("scope", ""), {})
         return self.files.get(scope.get("file", ""), "")
 
+    def place(self, number: str) -> tuple[str, int]:
+        """File and line of a location; ("", 0) where it is unknown."""
+        return next(((file, line) for file, line, _ in self.chain(number)), ("", 0))
+
 
 def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[Site]]:
     """IR with site numbers in place, and the table they index. Site 0 is an unknown position.

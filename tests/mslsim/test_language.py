@@ -269,3 +269,55 @@ def test_the_contract_pragma():
     out = np.ones(1, np.float32)
     mslsim.compile_shader(source, "none").k(x, out, threads=1, group_size=1)
     assert out[0] == 0
+
+
+def test_matrix_divided_by_a_scalar():
+    out = evaluate(
+        "float2x2 m = float2x2(float2(2, 4), float2(6, 8)) / 2.0f; o[i] = m[i / 2][i % 2];",
+        out=np.zeros(4, np.float32), threads=4,
+    )  # fmt: skip
+    assert out.tolist() == [1, 2, 3, 4]
+
+
+def test_high_halves_and_means_of_integers():
+    out = evaluate(
+        "ulong big = 0xfffffffffffffffful; o[0] = mulhi(big, big); o[1] = ulong(mulhi(-3l, 5l));"
+        " o[2] = hadd(big, 3ul); o[3] = rhadd(big, 4ul); o[4] = ulong(mulhi(int(1 << 30), -8));"
+        " o[5] = mulhi(uint(0xffffffff), 16u); o[6] = ulong(hadd(-3, 2)); o[7] = mulhi(uchar(255),"
+        " uchar(255));",
+        out=np.zeros(8, np.uint64), threads=1,
+    )  # fmt: skip
+    signed = out.view(np.int64).tolist()
+    assert out[:1].tolist() == [2**64 - 2] and signed[1] == -1
+    assert out[2:4].tolist() == [2**63 + 1, 2**63 + 2]
+    assert signed[4:] == [-2, 15, -1, 254]
+
+
+def test_instance_by_a_name_for_its_type():
+    source = HEAD + (
+        "namespace n { template <typename T> kernel void scale(device T* x [[buffer(0)]], uint i"
+        " [[thread_position_in_grid]]) { x[i] *= 2; } }\n"
+        "typedef decltype(n::scale<float>) scale_t;\n"
+        'template [[host_name("twice")]] kernel scale_t n::scale<float>;\n'
+    )
+    x = np.arange(4, dtype=np.float32)
+    mslsim.compile_shader(source).twice(x, threads=4, group_size=4)
+    assert x.tolist() == [0, 2, 4, 6]
+
+
+def test_macros_count_how_often_a_loop_is_unrolled(tmp_path):
+    (tmp_path / "size.h").write_text("#define SIZE 8\n#define HALF(n) ((n) / TWO)\n#define TWO 2\n")
+    source = (
+        '#include "size.h"\n'
+        + HEAD
+        + (
+            "template <int N> void add(device float* x) {\n"
+            "#pragma unroll (HALF(SIZE))\n"
+            "  for (int i = 0; i < N; ++i) x[i] += SIZE;\n}\n"
+            "kernel void k(device float* x [[buffer(0)]]) { add<4>(x); }\n"
+        )
+    )
+    x = np.zeros(4, np.float32)
+    library = mslsim.compile_shader(source, include=[str(tmp_path)])
+    library.k(x, threads=1, group_size=1)
+    assert x.tolist() == [8, 8, 8, 8]

@@ -158,7 +158,8 @@ def _host_name(s: Stream, begin: int, end: int) -> str | None:
 
 
 def _instantiation(s: Stream, start: int, end: int) -> Kernel:
-    """`template [[host_name("n")]] kernel void f<A>(...)` or `... decltype(f<A>) f<A>`."""
+    """`template [[host_name("n")]] kernel void f<A>(...)` or `... decltype(f<A>) f<A>`, or with a
+    name for the type of the function: `... kernel f_t f<A>`."""
     plain: list[int] = []
     k = start
     while k < end:
@@ -173,11 +174,12 @@ def _instantiation(s: Stream, start: int, end: int) -> Kernel:
     if "decltype" in words:
         opening = plain[words.index("decltype") + 1]
         at = plain.index(s.closing(opening)) + 1
-    elif "void" in words:
-        at = words.index("void") + 1
     name_end = at
     while name_end < len(words) and (words[name_end] == "::" or words[name_end].isidentifier()):
         name_end += 1
+    at = name_end - 1
+    while words[at - 1] == "::":
+        at -= 2 if words[at - 2].isidentifier() else 1
     function = words[name_end - 1]
     expression, arguments = "".join(words[at:name_end]), []
     if name_end < len(words) and words[name_end] == "<":

@@ -27,6 +27,9 @@ _STANDARD = [
 ]  # fmt: skip
 _FAR = re.compile(r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/)')
 _DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (error|fatal error|warning): (.*)$")
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b(.*)$", re.MULTILINE)
+_DEFINITION = re.compile(r"^#(?:define|undef) (\w+)(.*)$", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _SYNCHRONISES = re.compile(r"^(simd_|quad_|simdgroup_|threadgroup_barrier$|__metal_simd_)")
 
 
@@ -94,6 +97,9 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
     flags += [f"-D{name}={_macro(value)}" for name, value in source.defines.items()]
     try:
         text = tools.preprocess(source.text, source.name, flags)
+        if names := {name for count in _UNROLL.findall(text) for name in _NAME.findall(count)}:
+            text = tools.preprocess(source.text, source.name, [*flags, "-dD"])
+            text = _with_macros(text, names)
     except CommandFailed as failure:
         raise CompileError(diagnostics(failure.text)) from None
     stream = Stream(tokenize(text))
@@ -121,6 +127,19 @@ def _far_files(source: Source) -> list[Finding]:
         for n, line in enumerate(source.text.splitlines(), 1)
         if _FAR.match(line)
     ]
+
+
+def _with_macros(text: str, names: set[str]) -> str:
+    """Preprocessed `text` that still defines the macros in `names`, and those that they use.
+
+    The preprocessor leaves the counts of `#pragma unroll` as they are written.
+    """
+    bodies = _DEFINITION.findall(text)
+    before = -1
+    while len(names) != before:
+        before = len(names)
+        names = names.union(*(_NAME.findall(body) for name, body in bodies if name in names))
+    return _DEFINITION.sub(lambda line: line[0] if line[1] in names else "", text)
 
 
 def write_stand_ins(folder: Path) -> None:

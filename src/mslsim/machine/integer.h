@@ -3,6 +3,12 @@
 #pragma once
 
 namespace metal {
+// Holds the product of two numbers of type T.
+template <typename T>
+using msl_product_of =
+    conditional_t<(sizeof(T) < 8), conditional_t<is_signed_v<T>, long, ulong>,
+                  conditional_t<is_signed_v<T>, signed _BitInt(128), unsigned _BitInt(128)>>;
+
 #define MSL_MIN_MAX(t)                                                      \
   inline constexpr t min(t a, t b) { return b < a ? b : a; }                \
   inline constexpr t max(t a, t b) { return a < b ? b : a; }                \
@@ -10,55 +16,58 @@ namespace metal {
   inline constexpr t min3(t a, t b, t c) { return min(a, min(b, c)); }      \
   inline constexpr t max3(t a, t b, t c) { return max(a, max(b, c)); }      \
   inline constexpr t median3(t a, t b, t c) { return max(min(a, b), min(max(a, b), c)); }
-#define MSL_INTEGER(t)                                                                             \
-  MSL_MIN_MAX(t)                                                                                   \
-  inline constexpr t abs(t a) { return a < t(0) ? t(-a) : a; }                                     \
-  inline constexpr make_unsigned_t<t> absdiff(t a, t b) {                                          \
-    using U = make_unsigned_t<t>;                                                                  \
-    return a < b ? U(U(b) - U(a)) : U(U(a) - U(b));                                                \
-  }                                                                                                \
-  inline constexpr t popcount(t a) { return t(__builtin_popcountll(make_unsigned_t<t>(a))); }      \
-  inline constexpr t clz(t a) {                                                                    \
-    return a == 0 ? t(sizeof(t) * 8)                                                               \
-                  : t(__builtin_clzll(make_unsigned_t<t>(a)) - int(64 - sizeof(t) * 8));           \
-  }                                                                                                \
-  inline constexpr t ctz(t a) {                                                                    \
-    return a == 0 ? t(sizeof(t) * 8) : t(__builtin_ctzll(make_unsigned_t<t>(a)));                  \
-  }                                                                                                \
-  inline constexpr t mulhi(t a, t b) { return t((__int128(a) * __int128(b)) >> (sizeof(t) * 8)); } \
-  inline constexpr t madhi(t a, t b, t c) { return t(mulhi(a, b) + c); }                           \
-  inline constexpr t hadd(t a, t b) { return t((__int128(a) + __int128(b)) >> 1); }                \
-  inline constexpr t rhadd(t a, t b) { return t((__int128(a) + __int128(b) + 1) >> 1); }           \
-  inline constexpr t rotate(t a, t b) {                                                            \
-    using U = make_unsigned_t<t>;                                                                  \
-    const int k = int(b) & int(sizeof(t) * 8 - 1);                                                 \
-    return k ? t(U(U(a) << k) | U(U(a) >> (sizeof(t) * 8 - k))) : a;                               \
-  }                                                                                                \
-  inline constexpr t addsat(t a, t b) {                                                            \
-    t r{};                                                                                         \
-    if (!__builtin_add_overflow(a, b, &r)) return r;                                               \
-    return b < t(0) ? numeric_limits<t>::min() : numeric_limits<t>::max();                         \
-  }                                                                                                \
-  inline constexpr t subsat(t a, t b) {                                                            \
-    t r{};                                                                                         \
-    if (!__builtin_sub_overflow(a, b, &r)) return r;                                               \
-    return b > t(0) ? numeric_limits<t>::min() : numeric_limits<t>::max();                         \
-  }                                                                                                \
-  inline constexpr t extract_bits(t a, uint offset, uint bits) {                                   \
-    using U = make_unsigned_t<t>;                                                                  \
-    const uint width = sizeof(t) * 8;                                                              \
-    return bits == 0 ? t(0) : t(t(U(a) << (width - offset - bits)) >> (width - bits));             \
-  }                                                                                                \
-  inline constexpr t insert_bits(t a, t part, uint offset, uint bits) {                            \
-    using U = make_unsigned_t<t>;                                                                  \
-    const U mask = bits >= sizeof(t) * 8 ? U(~U(0)) : U((U(1) << bits) - 1);                       \
-    return t((U(a) & U(~U(mask << offset))) | U((U(part) & mask) << offset));                      \
-  }                                                                                                \
-  inline constexpr t reverse_bits(t a) {                                                           \
-    using U = make_unsigned_t<t>;                                                                  \
-    U from = U(a), to = 0;                                                                         \
-    for (uint i = 0; i < sizeof(t) * 8; ++i, from = U(from >> 1)) to = U((to << 1) | (from & 1));  \
-    return t(to);                                                                                  \
+#define MSL_INTEGER(t)                                                                            \
+  MSL_MIN_MAX(t)                                                                                  \
+  inline constexpr t abs(t a) { return a < t(0) ? t(-a) : a; }                                    \
+  inline constexpr make_unsigned_t<t> absdiff(t a, t b) {                                         \
+    using U = make_unsigned_t<t>;                                                                 \
+    return a < b ? U(U(b) - U(a)) : U(U(a) - U(b));                                               \
+  }                                                                                               \
+  inline constexpr t popcount(t a) { return t(__builtin_popcountll(make_unsigned_t<t>(a))); }     \
+  inline constexpr t clz(t a) {                                                                   \
+    return a == 0 ? t(sizeof(t) * 8)                                                              \
+                  : t(__builtin_clzll(make_unsigned_t<t>(a)) - int(64 - sizeof(t) * 8));          \
+  }                                                                                               \
+  inline constexpr t ctz(t a) {                                                                   \
+    return a == 0 ? t(sizeof(t) * 8) : t(__builtin_ctzll(make_unsigned_t<t>(a)));                 \
+  }                                                                                               \
+  inline constexpr t mulhi(t a, t b) {                                                            \
+    using P = msl_product_of<t>;                                                                  \
+    return t((P(a) * P(b)) >> (sizeof(t) * 8));                                                   \
+  }                                                                                               \
+  inline constexpr t madhi(t a, t b, t c) { return t(mulhi(a, b) + c); }                          \
+  inline constexpr t hadd(t a, t b) { return t((a & b) + ((a ^ b) >> 1)); }                       \
+  inline constexpr t rhadd(t a, t b) { return t((a | b) - ((a ^ b) >> 1)); }                      \
+  inline constexpr t rotate(t a, t b) {                                                           \
+    using U = make_unsigned_t<t>;                                                                 \
+    const int k = int(b) & int(sizeof(t) * 8 - 1);                                                \
+    return k ? t(U(U(a) << k) | U(U(a) >> (sizeof(t) * 8 - k))) : a;                              \
+  }                                                                                               \
+  inline constexpr t addsat(t a, t b) {                                                           \
+    t r{};                                                                                        \
+    if (!__builtin_add_overflow(a, b, &r)) return r;                                              \
+    return b < t(0) ? numeric_limits<t>::min() : numeric_limits<t>::max();                        \
+  }                                                                                               \
+  inline constexpr t subsat(t a, t b) {                                                           \
+    t r{};                                                                                        \
+    if (!__builtin_sub_overflow(a, b, &r)) return r;                                              \
+    return b > t(0) ? numeric_limits<t>::min() : numeric_limits<t>::max();                        \
+  }                                                                                               \
+  inline constexpr t extract_bits(t a, uint offset, uint bits) {                                  \
+    using U = make_unsigned_t<t>;                                                                 \
+    const uint width = sizeof(t) * 8;                                                             \
+    return bits == 0 ? t(0) : t(t(U(a) << (width - offset - bits)) >> (width - bits));            \
+  }                                                                                               \
+  inline constexpr t insert_bits(t a, t part, uint offset, uint bits) {                           \
+    using U = make_unsigned_t<t>;                                                                 \
+    const U mask = bits >= sizeof(t) * 8 ? U(~U(0)) : U((U(1) << bits) - 1);                      \
+    return t((U(a) & U(~U(mask << offset))) | U((U(part) & mask) << offset));                     \
+  }                                                                                               \
+  inline constexpr t reverse_bits(t a) {                                                          \
+    using U = make_unsigned_t<t>;                                                                 \
+    U from = U(a), to = 0;                                                                        \
+    for (uint i = 0; i < sizeof(t) * 8; ++i, from = U(from >> 1)) to = U((to << 1) | (from & 1)); \
+    return t(to);                                                                                 \
   }
 MSL_INTEGER(char)
 MSL_INTEGER(int8_t)

@@ -149,6 +149,10 @@ struct matrix {
     return a;
   }
   friend constexpr matrix operator*(T s, matrix a) { return a * s; }
+  friend constexpr matrix operator/(matrix a, T s) {
+    for (int i = 0; i < C; ++i) a.columns[i] /= vec<T, R>(s);
+    return a;
+  }
 };
 template <typename T, int C, int R>
 constexpr vec<T, R> operator*(const matrix<T, C, R>& m, vec<T, C> v) {
