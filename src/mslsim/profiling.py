@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import isolated, native
-from .arguments import Encoded, check_arguments, check_launch, encode, three
+from .arguments import Encoded, Row, check_arguments, check_launch, encode, three
 from .build import Build, Builder
 from .compiler import PACKAGE
 from .frontend.parse import Source
@@ -91,12 +91,14 @@ def profile(
     arg_casts: Mapping[int, str] | str | None = None,
     threadgroup_memory: Mapping[int, int] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    restore: bool = False,
     **options: Any,
 ) -> Profile:
-    """Runs one launch and counts what it does; `args` are changed as the kernel does.
+    """Runs one launch and counts what it does.
 
-    The kernel is not checked: a wrong one has a profile, too. `options` are those of
-    `compile_shader` that say how to read the source.
+    `args` are changed as the kernel does, or with `restore` are as they were. The kernel is not
+    checked: a wrong one has a profile, too. `options` are those of `compile_shader` that say how to
+    read the source.
     """
     text = Source(source, **options)
     builder = Builder(text, checked=False)
@@ -125,10 +127,16 @@ def profile(
     report = isolated.run(job)
     if report.findings:
         raise KernelError(report.findings)
+    _put_back(encoded, before)
+    counts = _run(library, path, kernel, len(blocks), encoded, grid, group, memory, place)
+    if restore:
+        _put_back(encoded, before)
+    return _profile(kernel, grid, group, job.groups, blocks, counts, rows, report.counters)
+
+
+def _put_back(encoded: Encoded, before: Sequence[bytes]) -> None:
     for block, content in zip(encoded.blocks, before, strict=True):
         ctypes.memmove(block.address, content, block.size)
-    counts = _run(library, path, kernel, len(blocks), encoded, grid, group, memory, place)
-    return _profile(kernel, grid, group, job.groups, blocks, counts, report.counters)
 
 
 def _run(
@@ -163,6 +171,7 @@ def _profile(
     groups: int,
     blocks: Sequence[Sequence[Counted]],
     counts: Any,
+    rows: Sequence[Row],
     counters: dict[str, Any],
 ) -> Profile:
     # A simdgroup is at a block as often as the busiest of its lanes.
@@ -188,10 +197,11 @@ def _profile(
             for where in set(c.place):
                 called[where] += share
     slots = sum(classes.values())
-    device, constant = counters["device"], counters["constant"]
-    # A constant is read once, into registers that all threads share.
-    moved = device["fetched"] + device["written"] + constant["distinct_read"]
-    needed = sum(s["distinct_read"] + s["distinct_written"] for s in (device, constant))
+    # A constant value is read once, into registers that all threads share.
+    values = {r.name for r in rows if r.is_constant and r.is_reference}
+    buffers = [b for name, b in counters["buffers"].items() if name not in values]
+    moved = sum(b["fetched"] + b["written"] for b in buffers)
+    needed = sum(b["distinct_read"] + b["distinct_written"] for b in buffers)
     work = Work(
         needed, max(0, moved - needed), issue, complex_unit, products, groups,
         -(-size // SIMD_WIDTH), counters["threadgroup_bytes"], counters["barriers_per_thread"],
@@ -200,7 +210,7 @@ def _profile(
         kernel, threads, groups, size, slots,
         in_lanes / (slots * simdgroups) if slots else 1.0,
         _sorted(classes), _sorted(lines), _sorted(called),
-        sum(s["read"] + s["written"] for s in (device, constant)), moved, needed,
+        sum(b["read"] + b["written"] for b in buffers), moved, needed,
         counters["lines_per_simdgroup_access"], counters["barriers_per_thread"],
         counters["threadgroup_bytes"], work,
     )  # fmt: skip

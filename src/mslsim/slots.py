@@ -71,12 +71,15 @@ _SERVED_VECTOR = re.compile(r"3vecI\w+?Li(\d)E")
 _SERVED_WIDTH = re.compile(r"ELi(4|32)E")
 
 
+Chain = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Instructions of one class at one place of a block. `place` is the line, then the lines it
     was inlined at, innermost first."""
 
-    place: tuple[tuple[str, int], ...]
+    place: Chain
     name: str
     count: int
 
@@ -106,8 +109,9 @@ def count_blocks(
 
 
 def _counted(block: Block, function: Function, known: Locations) -> list[Counted]:
-    found: Counter[tuple[tuple[tuple[str, int], ...], str]] = Counter()
-    place: tuple[tuple[str, int], ...] | None = None
+    found: Counter[tuple[Chain, str]] = Counter()
+    accesses: dict[tuple[str, str, int, str], list[tuple[int, int, Chain]]] = {}
+    place: Chain | None = None
     for i in block.instructions:
         chain = known.chain(i.place)
         # Outermost is the function that starts a thread; where nothing is known, it is the line
@@ -119,9 +123,47 @@ def _counted(block: Block, function: Function, known: Locations) -> list[Counted
         if not i.called.startswith("msl_") and _inside_simdgroup(i, known):
             continue
         name, count = classify(i, function)
-        if name:
+        if name.endswith("memory"):
+            _join(i, place, name, function, accesses)
+        elif name:
             found[place, name] += count
+    for (_, _, _, name), parts in accesses.items():
+        for where, bytes_ in _runs(parts):
+            found[where, name] += -(-bytes_ // _ACCESS_BYTES)
     return [Counted(place, name, count) for (place, name), count in found.items()]
+
+
+def _join(
+    i: Instruction,
+    place: Chain,
+    name: str,
+    function: Function,
+    accesses: dict[tuple[str, str, int, str], list[tuple[int, int, Chain]]],
+) -> None:
+    """Notes an access by what its address is counted from."""
+    lanes, element = i.type()
+    size = lanes * _BYTES.get(element, 4)
+    pointer, offset = i.operands[-1] if i.operands else "", 0
+    while (maker := function.makers.get(pointer)) and maker.opcode == "getelementptr":
+        step = re.search(r" i8, ptr (%[\w.$-]+), i64 (-?\d+)$", maker.rest)
+        if not step:
+            break
+        pointer, offset = step[1], offset + int(step[2])
+    accesses.setdefault((i.opcode, pointer, size, name), []).append((offset, size, place))
+
+
+def _runs(parts: list[tuple[int, int, Chain]]) -> list[tuple[Chain, int]]:
+    """Accesses side by side are one, as a compiler makes them: the place of the first, and the
+    bytes of all."""
+    runs: list[tuple[Chain, int]] = []
+    end = None
+    for offset, size, place in sorted(parts):
+        if offset == end and runs[-1][1] + size <= _ACCESS_BYTES:
+            runs[-1] = (runs[-1][0], runs[-1][1] + size)
+        else:
+            runs.append((place, size))
+        end = offset + size
+    return runs
 
 
 def _inside_simdgroup(i: Instruction, known: Locations) -> bool:

@@ -59,7 +59,7 @@ def test_a_kernel_with_known_counts():
     assert lines[10] == 4 * max(costs()["exp2"])
     assert lines[11] == 1 + 4 * 32
     assert sum(lines.values()) == pytest.approx(profile.slots)
-    assert profile.moved == profile.needed == 2 * x.nbytes + 4
+    assert profile.moved == profile.needed == 2 * x.nbytes
     assert profile.lines_per_access == pytest.approx((4 + 4 + 1) / 3)
 
 
@@ -69,6 +69,8 @@ def test_the_result_is_right_and_counted_once():
                                  uint i [[thread_position_in_grid]]) { x[i] *= 2; }"""
     x = np.arange(64, dtype=np.float32)
     first = profiled(body, x)
+    np.testing.assert_array_equal(x, 2 * np.arange(64))
+    mslsim.profile(HEAD + body, "twice", [x], 64, 32, restore=True)
     np.testing.assert_array_equal(x, 2 * np.arange(64))
     assert profiled(body, x).classes == first.classes == {"memory": 2, "float": 1}
 
@@ -105,6 +107,18 @@ def test_what_is_the_same_for_all_threads_is_free():
       x[i] = float(a / b);
     }"""
     assert counts(profiled(body, np.zeros(64, np.float32), 7, 2)) == {"memory": 1}
+
+
+def test_accesses_side_by_side_are_one():
+    body = """kernel void four(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+        uint i [[thread_position_in_grid]]) {
+      x += 4 * i;
+      for (int k = 0; k < 4; ++k) {
+        y[k * 64 + i] = x[k];
+      }
+    }"""
+    x, y = np.ones(256, np.float32), np.zeros(256, np.float32)
+    assert counts(profiled(body, x, y))["memory"] == 1 + 4
 
 
 def test_operations_of_simdgroups():
