@@ -102,7 +102,11 @@ def test_matrices_decide_by_side_form_and_number(write_policy: Write) -> None:
 
 
 def test_systems_decide_by_their_right_sides(write_policy: Write) -> None:
-    write_policy("[trsm]\nfloat32_few = { up_to = [64], from = [inf] }\n")
+    write_policy("""
+        [trsm]
+        float32_few = { up_to = [64], from = [inf] }
+        float32_vector = { up_to = [64], from = [inf] }
+    """)
     A = torch.eye(8) + torch.randn(8, 8).tril() / 8
     assert _by(lambda: metalcore.trsm(A, torch.randn(8, 2))) == {"torch"}
     assert _by(lambda: metalcore.trsm(A, torch.randn(8))) == {"torch"}

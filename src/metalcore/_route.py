@@ -68,15 +68,36 @@ class Route:
     forms: tuple[str, ...] = ("",)
     least_rank = 0
 
-    def __init__(self, op: str, case: str = "", arguments: Arguments = lambda x: (x,)) -> None:
+    def __init__(
+        self,
+        op: str,
+        case: str = "",
+        arguments: Arguments = lambda x: (x,),
+        *,
+        torch_rounds: str = "",
+    ) -> None:
+        """`torch_rounds`: which sums of half types torch rounds as it goes, "gradients" or "all".
+        Ours are kept in float32, and what is promised holds at every size."""
         self.op, self.name = op, f"{op}.{case}" if case else op
         self.arguments = arguments
+        self.torch_rounds = torch_rounds
         self._rows: Numbers | None = None
         self._forced: bool | None = None
         Route.all.add(self.name, self)
         Route.loaded.append(self)
 
     def prefers_torch(self, x: Tensor, *others: Tensor | None) -> bool:
+        """Whether a call with x and `others` is left to torch: it is ahead, and as exact."""
+        if not self.is_behind(x, *others):
+            return False
+        if not self.torch_rounds or x.dtype.itemsize > 2 or self._forced:
+            return True
+        recorded = _is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, *others)
+        )
+        return self.torch_rounds == "gradients" and not recorded
+
+    def is_behind(self, x: Tensor, *others: Tensor | None) -> bool:
         """Whether torch is ahead for a call with x and `others`, all of one dtype."""
         # first: a compiler would guard on all that is looked at, and vmap hides a batch
         if _is_compiling() or _torch.is_transformed() or not x.is_cpu:

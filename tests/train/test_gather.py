@@ -6,7 +6,6 @@ import torch
 
 import metalcore
 from metalcore._accuracy import error, tolerance
-from metalcore._route import Route
 from tests.backends import Backend
 from tests.check import check_op, check_registration
 
@@ -121,14 +120,6 @@ def test_bad_input_is_named(call: Any, kind: type[Exception], message: str) -> N
     with metalcore.simulate(), pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == message
-
-
-def test_sums_in_half_precision_are_never_left_to_torch() -> None:
-    x, index = torch.randn(4, 5), torch.zeros(4, 2, dtype=torch.int64)
-    with Route.all["scatter_add"].forced(to_torch=True), metalcore.trace() as t:
-        metalcore.scatter_add(x, 1, index, x)
-        metalcore.scatter_add(x.half(), 1, index, x.half())
-    assert [r.path.split(":")[0] for r in t.records] == ["torch", "cpu"]
 
 
 def test_integers_are_moved_by_torch() -> None:

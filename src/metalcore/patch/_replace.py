@@ -134,7 +134,7 @@ def is_ours(group: str, route: Route, x: Any, *others: Tensor | None) -> bool:
         and not compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         and x.dim() >= route.least_rank
-        and not route.prefers_torch(x)
+        and not route.is_behind(x)
         and x.dtype in route.dtypes
         and may_replace(group, x, *others)
     )

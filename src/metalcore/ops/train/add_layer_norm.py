@@ -11,7 +11,7 @@ from metalcore._op import Example, Op, accumulate
 from metalcore._route import Rows
 from metalcore.ops.train.layer_norm import gradient_of_norm, normalise
 
-_route = Rows("add_layer_norm", "", lambda x: (x, x.flip(-1), x[0], x[0]))
+_route = Rows("add_layer_norm", "", lambda x: (x, x.flip(-1), x[0], x[0]), torch_rounds="gradients")
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"

@@ -23,12 +23,20 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Values
 
-_gather_route = Values("gather", "", lambda x: (x, 0, torch.arange(x.numel()).flip(0)))
+_gather_route = Values(
+    "gather", "", lambda x: (x, 0, torch.arange(x.numel()).flip(0)), torch_rounds="gradients"
+)
 _select_route = Values(
-    "index_select", "", lambda x: (x.view(-1, 64), 0, torch.arange(x.numel() // 64).flip(0))
+    "index_select",
+    "",
+    lambda x: (x.view(-1, 64), 0, torch.arange(x.numel() // 64).flip(0)),
+    torch_rounds="gradients",
 )
 _scatter_route = Values(
-    "scatter_add", "", lambda x: (x, 0, torch.arange(x.numel()).flip(0), x.flip(0))
+    "scatter_add",
+    "",
+    lambda x: (x, 0, torch.arange(x.numel()).flip(0), x.flip(0)),
+    torch_rounds="all",
 )
 
 _gather = Op("gather(Tensor x, Tensor index) -> Tensor")
@@ -103,10 +111,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Example:
         >>> counts = metalcore.scatter_add(torch.zeros(5), 0, torch.tensor([1, 1]), torch.ones(2))
     """
-    # in half precision torch rounds each sum
-    is_half = input.is_floating_point() and input.itemsize == 2
-    is_torchs = not input.is_floating_point() or _scatter_route.prefers_torch(input, src)
-    if is_torchs and not is_half:
+    if not input.is_floating_point() or _scatter_route.prefers_torch(input, src):
         return _scatter_route.by_torch(torch.scatter_add, input, dim, index, src)
     dim = _expect("scatter_add", dim, index, input=input, src=src)
     expect_same_dtype("scatter_add", input=input, src=src)

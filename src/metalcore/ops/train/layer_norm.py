@@ -18,7 +18,7 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 from metalcore._route import Rows
 
-_route = Rows("layer_norm", "", lambda x: (x, x.shape[-1:], x[0], x[0]))
+_route = Rows("layer_norm", "", lambda x: (x, x.shape[-1:], x[0], x[0]), torch_rounds="gradients")
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
