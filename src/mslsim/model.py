@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from .compiler import PACKAGE
+from .fit import GROUPS, largest_group
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,6 +37,7 @@ class Chip:
     """One GPU. Bandwidth in bytes per second, the cache in bytes."""
 
     name: str
+    generation: int
     cores: int
     hertz: float
     bandwidth: float
@@ -62,8 +64,8 @@ class Work:
     group_simdgroups: int
     threadgroup_bytes: int
     barriers: float
-    # simdgroups of a core that the registers allow; None where they are not known
-    by_registers: int | None = None
+    # of 16 bits, those of one thread; 0 where they are not known
+    half_registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,11 @@ def chips() -> dict[str, Chip]:
     found = {}
     for entry in table()["chip"]:
         name = entry["name"]
-        starts = constant("group_start_cycles", name.split()[0][1:])
+        generation = name.split()[0][1:]
+        starts = constant("group_start_cycles", generation)
         found[name] = Chip(
             name,
+            int(generation),
             entry["cores"][0],
             entry["ghz"][0] * 1e9,
             entry["bandwidth"][0] * 1e9,
@@ -137,14 +141,21 @@ def matmul_seconds(chip: Chip, flops: float) -> float:
 def resident_simdgroups(chip: Chip, work: Work) -> int:
     """Simdgroups of this launch that a core holds at a time."""
     room = int(constant("core", "simdgroups"))
-    if work.by_registers is not None:
-        room = min(room, work.by_registers)
+    if work.half_registers and chip.generation <= 2:
+        room = min(room, _by_registers(work.half_registers))
     groups = max(1, room // work.group_simdgroups)
     if work.threadgroup_bytes:
         bytes_of_core = int(constant("core", "threadgroup_bytes"))
         groups = max(1, min(groups, bytes_of_core // work.threadgroup_bytes))
     groups = min(groups, max(1, work.groups // chip.cores))
     return groups * work.group_simdgroups
+
+
+def _by_registers(half_registers: int) -> int:
+    """Simdgroups of a core, by the registers of a thread. Beyond 104, they come in steps."""
+    if half_registers > min(GROUPS):
+        return largest_group(half_registers) // SIMD_WIDTH
+    return int(constant("core", "register_bytes")) // (2 * half_registers * SIMD_WIDTH)
 
 
 def estimate(chip: Chip, work: Work) -> Estimate:

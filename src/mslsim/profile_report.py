@@ -59,6 +59,9 @@ def facts(profile: Profile) -> dict[str, str]:
         "slots per thread": f"{profile.slots:,.0f}",
         "lanes at work": f"{profile.lanes_used:.0%}",
         "barriers": f"{profile.barriers:g}",
+        "half registers": str(profile.fit.half_registers),
+        "largest group": str(profile.fit.largest_group),
+        "of code": size(profile.fit.code_bytes),
     }
 
 

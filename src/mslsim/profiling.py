@@ -17,6 +17,7 @@ from . import isolated, native
 from .arguments import Encoded, Row, check_arguments, check_launch, encode, three
 from .build import Build, Builder
 from .compiler import PACKAGE
+from .fit import Fit, fits_of
 from .frontend.parse import Source
 from .frontend.rewrite import symbol
 from .library import DEFAULT_TIMEOUT
@@ -62,6 +63,7 @@ class Profile:
     lines_per_access: float
     barriers: float
     threadgroup_bytes: int
+    fit: Fit
     work: Work
 
     def estimate(self, on: str | Chip) -> Estimate:
@@ -77,6 +79,7 @@ class Profile:
                 {"file": file, "line": line, "slots": slots}
                 for (file, line), slots in sorted(entries.items(), key=lambda e: -e[1])
             ]
+        plain["fit"]["largest_group"] = self.fit.largest_group
         plain["estimates"] = [asdict(self.estimate(name)) for name in names]
         return plain
 
@@ -131,7 +134,8 @@ def profile(
     counts = _run(library, path, kernel, len(blocks), encoded, grid, group, memory, place)
     if restore:
         _put_back(encoded, before)
-    return _profile(kernel, grid, group, job.groups, blocks, counts, rows, report.counters)
+    fit = fits_of(builder, [kernel])[kernel]
+    return _profile(kernel, grid, group, job.groups, blocks, counts, rows, fit, report.counters)
 
 
 def _put_back(encoded: Encoded, before: Sequence[bytes]) -> None:
@@ -172,6 +176,7 @@ def _profile(
     blocks: Sequence[Sequence[Counted]],
     counts: Any,
     rows: Sequence[Row],
+    fit: Fit,
     counters: dict[str, Any],
 ) -> Profile:
     # A simdgroup is at a block as often as the busiest of its lanes.
@@ -205,6 +210,7 @@ def _profile(
     work = Work(
         needed, max(0, moved - needed), issue, complex_unit, products, groups,
         -(-size // SIMD_WIDTH), counters["threadgroup_bytes"], counters["barriers_per_thread"],
+        fit.half_registers,
     )  # fmt: skip
     return Profile(
         kernel, threads, groups, size, slots,
@@ -212,7 +218,7 @@ def _profile(
         _sorted(classes), _sorted(lines), _sorted(called),
         sum(b["read"] + b["written"] for b in buffers), moved, needed,
         counters["lines_per_simdgroup_access"], counters["barriers_per_thread"],
-        counters["threadgroup_bytes"], work,
+        counters["threadgroup_bytes"], fit, work,
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ WORK = model.Work(
         ({"needed": 1e3, "groups": 10_000_000}, "starts", "a factor of 1.5"),
         ({"groups": 8}, "latency", model.LATENCY),
         ({"barriers": 60}, "latency", model.LATENCY),
-        ({"by_registers": 12}, "latency", model.LATENCY),
+        ({"half_registers": 255}, "latency", model.LATENCY),
         ({"threadgroup_bytes": 32768}, "latency", model.LATENCY),
     ],
 )
@@ -136,6 +136,14 @@ def test_the_rules_of_confidence(change, limiter, confidence):
     found = model.estimate(model.chip("M1"), replace(WORK, **change))
     assert (found.limiter, found.confidence) == (limiter, confidence)
     assert (found.total is None) == (limiter == "latency")
+
+
+@pytest.mark.parametrize("registers, simdgroups", [(34, 96), (95, 32), (104, 32), (255, 8)])
+def test_registers_limit_the_simdgroups_of_a_core(registers, simdgroups):
+    """In whole groups of eight: 95 registers would allow 35."""
+    work = replace(WORK, half_registers=registers)
+    assert model.resident_simdgroups(model.chip("M1"), work) == simdgroups
+    assert model.resident_simdgroups(model.chip("M3"), work) == 96
 
 
 def test_what_a_group_reads_again_is_cached_while_there_is_room():
