@@ -137,10 +137,13 @@ class Builder:
 
     def _new_index(self) -> Index:
         parsed = self.parsed()
+        tokens, definitions = parsed.stream.tokens, parsed.found.definitions
+        defined = {name: tokens[d.name] for name, d in definitions.items()}
         kernels = {
             k.name: {
                 "file": k.file,
                 "line": k.line,
+                "defined": (defined[k.function].file, defined[k.function].line),
                 "parameters": [asdict(p) for p in k.parameters if p.kind != "position"],
             }
             for k in parsed.kernels
@@ -221,13 +224,7 @@ class Builder:
     def findings(self, name: str, key: str, look: Callable[[Path], list[Finding]]) -> list[Finding]:
         """What `look` finds in this source, kept on disk under `name` and `key`."""
         precompiled = self._precompiled()
-
-        def fill(target: Path) -> None:
-            found = [asdict(f) for f in look(precompiled)]
-            (target / "findings.json").write_text(json.dumps(found))
-
-        folder = entry(f"{name}-{self._digest(key)}", fill)
-        return _findings(json.loads((folder / "findings.json").read_text()))
+        return _findings(self.kept(name, key, lambda: [asdict(f) for f in look(precompiled)]))
 
     def kept(self, name: str, key: str, make: Callable[[], Any]) -> Any:
         """What `make` tells of this source, as JSON has it, kept on disk under `name` and `key`."""
@@ -240,27 +237,9 @@ class Builder:
         return json.loads((folder / "kept.json").read_text())
 
     @property
-    def gpu_recipe(self) -> str:
-        return self.tools.gpu_recipe
-
-    @property
     def own_headers(self) -> str:
         """Folder of the machine's headers, whose lines are not the kernel's."""
         return str(self._headers)
-
-    def gpu_intermediate(self, kernels: list[Kernel]) -> str:
-        """LLVM IR of `kernels` as a GPU's compiler has it: one function of each, for a thread."""
-        cpp = self._cpp(self.parsed(), kernels, each_thread=True)
-        with tempfile.TemporaryDirectory() as folder:
-            source, target = Path(folder) / "kernels.cpp", Path(folder) / "kernels.ll"
-            source.write_text(cpp)
-            header = self._headers / "metal_stdlib.h"
-            try:
-                self.tools.to_gpu_intermediate(source, target, header)
-            except CommandFailed as failure:
-                own = (str(source), str(self._headers))
-                raise CompileError(_own_names(diagnostics(failure.text), own)) from None
-            return target.read_text()
 
     def _precompiled(self) -> Path:
         """What its kernels are compiled with; to be asked for before an entry is made of them."""
@@ -280,9 +259,16 @@ class Builder:
 
     def intermediate(self, style: str, precompiled: Path) -> str:
         """LLVM IR of all kernels, in the style of `Toolchain.to_intermediate`."""
-        cpp = self._cpp(self.parsed(), self.parsed().kernels)
+        return self._ir_of(self._cpp(self.parsed(), self.parsed().kernels), precompiled, style)
+
+    def gpu_intermediate(self, kernels: list[Kernel]) -> str:
+        """LLVM IR of `kernels` as a GPU's compiler has it: one function of each, for a thread."""
+        cpp = self._cpp(self.parsed(), kernels, each_thread=True)
+        return self._ir_of(cpp, self._headers / "metal_stdlib.h", "gpu")
+
+    def _ir_of(self, cpp: str, header: Path, style: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            self._to_ir(Path(folder), cpp, precompiled, style)
+            self._to_ir(Path(folder), cpp, header, style)
             return (Path(folder) / "kernels.ll").read_text()
 
     def _to_ir(self, folder: Path, cpp: str, precompiled: Path, style: str = "inlined") -> str:

@@ -18,6 +18,7 @@ from . import lint as lint_source
 from . import profile as profile_kernel
 from . import run as run_kernel
 from .compiler import CompilerMissing
+from .library import CHECKS, COST
 from .memory import Uninitialized
 from .profiling import Profile
 from .report import Finding, KernelError, Report
@@ -66,6 +67,7 @@ def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | Non
     options["include"] = folders
     if checks is not None:
         options["checks"] = checks
+    options.setdefault("checks", CHECKS | {COST})
     return run_kernel(
         _text(kernel), spec.kernel, spec.arguments, spec.threads, spec.group_size, **options
     )
@@ -79,7 +81,8 @@ def _print(findings: list[Finding]) -> None:
 
 @app.command()
 def check(kernel: Metal, spec: Launch, as_json: Json = False, include: Include = None) -> None:
-    """Run a kernel under all checks; exit with 1 when something is found."""
+    """Run a kernel under all checks, for what is wrong and what is slow; exit with 1 when something
+    is found."""
     report = _run(kernel, load_spec(spec), include, None)
     if as_json:
         print(report.to_json())
@@ -127,7 +130,7 @@ def lint(
     include: Include = None,
     define: Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")] = None,
     registers: Annotated[
-        bool, typer.Option("--registers", help="also arrays that cannot be in registers")
+        bool, typer.Option("--registers", help="also what takes too much of a GPU")
     ] = False,
 ) -> None:
     """Report what Apple's compiler would refuse, without running anything."""

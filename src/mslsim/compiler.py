@@ -129,6 +129,8 @@ _OBJECT = ["-O2", "-fPIC", "-Wno-everything", "-Xclang", "-disable-llvm-passes"]
 
 
 def _kernel_flags(checked: bool, style: str = "inlined") -> list[str]:
+    if style == "gpu":
+        return _GPU
     return [*_KERNEL, *_STYLES[style], *(_CHECKED if checked else [])]
 
 
@@ -177,20 +179,12 @@ class Toolchain:
     ) -> str:
         """C++ to textual LLVM IR, after a precompiled `header`; returns the warnings. The style
         "counted" puts each kernel into one function with loops as they are written, "unoptimised"
-        leaves all as it is."""
-        flags = [*_kernel_flags(checked, style), "-include-pch", str(header)]
-        command = [*self.clang, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)]
-        return _execute(command)[1]
-
-    @property
-    def gpu_recipe(self) -> str:
-        """Everything but the source that decides what `to_gpu_intermediate` makes."""
-        return repr((self.identity, _PREPROCESSED, _GPU))
-
-    def to_gpu_intermediate(self, source: Path, target: Path, header: Path) -> None:
-        """C++ after `header` to textual LLVM IR, each kernel in one function."""
-        flags = [*_GPU, "-include", str(header)]
-        _execute([*self.bare, *flags, "-S", "-emit-llvm", str(source), "-o", str(target)])
+        leaves all as it is, "gpu" is what a GPU's compiler has, after a header that is text."""
+        if style == "gpu":
+            start = [*self.bare, *_GPU, "-include", str(header)]
+        else:
+            start = [*self.clang, *_kernel_flags(checked, style), "-include-pch", str(header)]
+        return _execute([*start, "-S", "-emit-llvm", str(source), "-o", str(target)])[1]
 
     def to_object(self, source: Path, target: Path) -> None:
         """LLVM IR to an object file."""

@@ -99,7 +99,11 @@ def fits_of(builder: Builder, kernels: Collection[str] | None = None) -> dict[st
         }
 
     made = [Path(__file__).with_name(f"{module}.py") for module in _MAKERS]
-    key = builder.gpu_recipe + "".join(path.read_text() for path in made) + repr(names)
+    key = (
+        builder.tools.recipe(False, "gpu")
+        + "".join(path.read_text() for path in made)
+        + repr(names)
+    )
     return {name: _read(data) for name, data in builder.kept("fit", key, make).items()}
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from . import isolated, native
@@ -21,7 +22,7 @@ from .frontend.parse import Source
 from .memory import Uninitialized, is_tensor
 from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
-from .static import static_findings
+from .static import ALWAYS_STARTS, findings_of, static_findings
 from .worker import Launch
 
 # Seconds without progress after which a checked kernel counts as hanging.
@@ -29,6 +30,8 @@ DEFAULT_TIMEOUT = 20.0
 CHECKS = frozenset(
     {"bounds", "race", "uninitialized", "divergence", "schedule", "counters", "limits"}
 )
+# What makes a kernel slow, not wrong; to be asked for by name.
+COST = "cost"
 
 
 def chosen_checks(checks: str | Collection[str]) -> frozenset[str]:
@@ -37,10 +40,10 @@ def chosen_checks(checks: str | Collection[str]) -> frozenset[str]:
         return CHECKS
     if checks == "none":
         return frozenset()
-    names = frozenset([checks] if isinstance(checks, str) else checks)
-    if names - CHECKS:
+    names, known = frozenset([checks] if isinstance(checks, str) else checks), CHECKS | {COST}
+    if names - known:
         raise ValueError(
-            f"checks must be 'all', 'none' or from {sorted(CHECKS)}, got {sorted(names - CHECKS)}"
+            f"checks must be 'all', 'none' or from {sorted(known)}, got {sorted(names - known)}"
         )
     return names
 
@@ -62,7 +65,8 @@ def compile_shader(
 
     Args:
         source: Metal text.
-        checks: "all", "none" (fast, in this process), or a set of check names.
+        checks: "all" that can be wrong, "none" (fast, in this process), or a set of check names;
+            "cost" is another, for what is slow.
         include: folders for `#include "..."`.
         defines: preprocessor macros.
         constants: values of function constants by index.
@@ -112,8 +116,8 @@ def fits(source: str, kernels: Collection[str] | None = None, **options: Any) ->
 
 
 def lint(source: str, *, registers: bool = False, **options: Any) -> list[Finding]:
-    """Only the strictness findings of `source`, and its compile errors; with `registers` also the
-    arrays of its kernels that are in memory, because an index is no constant.
+    """Only the strictness findings of `source`, and its compile errors; with `registers` also what
+    its kernels take of a GPU where that is too much: registers, memory, code, long divisions.
 
     `options` are those of `compile_shader` that say how to read the source.
     """
@@ -256,9 +260,21 @@ class Kernel:
                 self.name, self._build(), rows, encoded, grid, group, memory, order,
                 self._library._checks, self._library._timeout, self._place, without_barrier_at,
             )  # fmt: skip
-            return isolated.run(job)
+            report = isolated.run(job)
+            if not without_barrier_at:
+                report.findings += self._static_findings(prod(group))
+            return report
         launch = native.run(self._build(), self.name, encoded, grid, group, memory, order)
         return Report(self.name, self._unchecked_findings(launch))
+
+    def _static_findings(self, group: int) -> list[Finding]:
+        """Those that need no run, for threadgroups of so many threads."""
+        checks, builder = self._library._checks, self._library._builder
+        if COST in checks:
+            return findings_of(builder, {self.name: group})
+        if "limits" in checks and group > ALWAYS_STARTS:
+            return [f for f in findings_of(builder, {self.name: group}) if f.kind == "fit"]
+        return []
 
     def _unchecked_findings(self, launch: Launch) -> list[Finding]:
         findings = []

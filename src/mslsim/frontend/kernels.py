@@ -79,12 +79,13 @@ class TemplateParameter(NamedTuple):
 class Definition:
     """A kernel function, or the template of some: token positions, and what it declares.
 
-    The body is in [body, end].
+    The name is at `name`, the body in [body, end].
     """
 
     parameters: list[Parameter]
     template: list[TemplateParameter]
     begin: int
+    name: int
     body: int
     end: int
 
@@ -170,16 +171,18 @@ def _instantiation(s: Stream, start: int, end: int) -> Kernel:
             plain.append(k)
         k += 1
     words = [s[p] for p in plain]
-    at = 1
+    first = 1
     if "decltype" in words:
         opening = plain[words.index("decltype") + 1]
-        at = plain.index(s.closing(opening)) + 1
-    name_end = at
+        first = plain.index(s.closing(opening)) + 1
+    elif "void" in words:
+        first = words.index("void") + 1
+    name_end = first
     while name_end < len(words) and (words[name_end] == "::" or words[name_end].isidentifier()):
         name_end += 1
     at = name_end - 1
-    while words[at - 1] == "::":
-        at -= 2 if words[at - 2].isidentifier() else 1
+    while at > first and words[at - 1] == "::":
+        at -= 2 if at - 2 >= first and words[at - 2].isidentifier() else 1
     function = words[name_end - 1]
     expression, arguments = "".join(words[at:name_end]), []
     if name_end < len(words) and words[name_end] == "<":
@@ -224,7 +227,7 @@ def _definition(s: Stream, start: int, found: Found) -> str:
     has_body = s[body] == "{"
     end = s.closing(body) if has_body else body
     if has_body or name not in found.definitions:
-        found.definitions[name] = Definition(parameters, template or [], start, body, end)
+        found.definitions[name] = Definition(parameters, template or [], start, name_at, body, end)
     if has_body and template is None:
         token = s.tokens[name_at]
         host = _host_name(s, start, k) or name
