@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Where all that may be is left to torch: sums of half types are in float32 and rounded once all the
-same, and the same mixtures of dtypes are taken."""
+"""All that may be is left to torch: sums of half types are in float32 and rounded once even so,
+and the same mixtures of dtypes are taken."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

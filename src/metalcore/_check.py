@@ -4,7 +4,7 @@
 A message names the op, what is required, what came and, if there is one, the way out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import torch
@@ -177,6 +177,14 @@ def are_transformed() -> bool:
     )
 
 
+def may_be_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether a derivative of a call with these tensors may be asked for: a gradient is recorded,
+    or compilers, function transforms or forward mode are at work."""
+    if not is_eager() or _torch.has_dual_level():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def is_clear(info: Tensor) -> bool:
     """Whether `info` is known to be zero. Compilers and function transforms cannot know."""
     return type(info) is Tensor and is_eager() and not _native.any_nonzero(info)
@@ -216,6 +224,16 @@ def refuse_index(op: str, index: int, what: str) -> NoReturn:
 
 def refuse_gradient(op: str) -> NoReturn:
     raise RuntimeError(f"{op}: has no gradient; call it under torch.no_grad()")
+
+
+def refuse_tangents(op: str, tensors: Iterable[Tensor | None]) -> None:
+    """Raise where a derivative in forward mode, or one of torch.func, is asked for that `op` does
+    not have."""
+    if not are_transformed():
+        return
+    for t in tensors:
+        if t is not None and (t.requires_grad or _torch.has_tangent(t)):
+            raise RuntimeError(f"{op}: has no gradient; call it outside of the function transform")
 
 
 def forbid_reference(op: str, x: Tensor) -> NoReturn:

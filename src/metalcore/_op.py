@@ -17,7 +17,7 @@ from torch import Tensor
 
 from metalcore import _torch, _trace
 from metalcore._autograd import as_one_batch, as_tuple, differentiable, one_by_one, pull_back
-from metalcore._check import forbid_reference, refuse_gradient
+from metalcore._check import forbid_reference, refuse_gradient, refuse_tangents
 from metalcore._lazy import Registry, define
 
 library = torch.library.Library("metalcore_kernels", "DEF")
@@ -57,6 +57,7 @@ class Composition:
         for key in ("CompositeImplicitAutograd", "FuncTorchDynamicLayerFrontMode"):
             _public.impl(self.name, self._call, key)
         self.arguments = self._overload._schema.arguments
+        self._has_lists = any(str(a.type) == "List[Tensor]" for a in self.arguments)
         self._tensors = [i for i, a in enumerate(self.arguments) if str(a.type) in _TENSORS]
         self._compute: Function
         self._recorded: Function = self._refuse_to_record
@@ -72,6 +73,8 @@ class Composition:
         if _is_transformed() or _has_dual_level():
             return self._recorded(*args)
         if _is_grad_enabled():
+            if self._has_lists:
+                return self._recorded(*args)
             for i in self._tensors:
                 a = args[i]
                 if a is not None and a.requires_grad:
@@ -80,7 +83,9 @@ class Composition:
 
     def _refuse_to_record(self, *args: Any) -> Any:
         """Where no gradient is attached: one that is wanted is not left out in silence."""
-        if _is_grad_enabled() and any(t.requires_grad for t in _trace.tensors(args)):
+        tensors = list(_trace.tensors(args))
+        refuse_tangents(self.name, tensors)
+        if _is_grad_enabled() and any(t.requires_grad for t in tensors):
             refuse_gradient(self.name)
         return self._compute(*args)
 

@@ -55,6 +55,13 @@ def has_dual_level() -> bool:
     return level >= 0
 
 
+def has_tangent(x: torch.Tensor) -> bool:
+    """Whether forward mode moves x."""
+    if not has_dual_level() or not x.is_floating_point():
+        return False
+    return _forward_ad.unpack_dual(x).tangent is not None
+
+
 _switch = _find("torch.autograd.forward_ad", "_set_fwd_grad_enabled", nullcontext)
 
 

@@ -9,7 +9,7 @@ from metalcore._check import (
     expect_matrix,
     expect_same_device,
     expect_same_dtype,
-    is_eager,
+    may_be_differentiated,
     refuse,
     shape,
 )
@@ -51,10 +51,9 @@ def qr_solve(A: Tensor, B: Tensor) -> Tensor:
         )
     dtype = A.dtype
     A, B, vectors = as_one_batch("qr_solve", accumulate(A), accumulate(B))
-    recorded = torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)
     if B.numel() and _route.prefers_torch(A, B):
         X: Tensor = _route.by_torch(torch.linalg.lstsq, A, B, driver="gels").solution
-    elif recorded or not is_eager():
+    elif may_be_differentiated(A, B):
         Q, R = qr(A)
         X = trsm(R, Q.mT @ B, lower=False)
     else:

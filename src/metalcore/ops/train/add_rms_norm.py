@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metalcore._check import expect_sum_of_rows, is_eager
+from metalcore._check import expect_sum_of_rows, may_be_differentiated
 from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train.rms_norm import gradient_of_norm, normalise, resolve_eps
 
@@ -68,10 +68,7 @@ def fused_add_rmsnorm(
     op = "fused_add_rmsnorm"
     expect_sum_of_rows(op, input, residual, weight=weight)
     args = (input, residual, weight, resolve_eps(op, input, eps), 0.0)
-    recorded = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (input, residual, weight)
-    )
-    if recorded or not is_eager() or not residual.is_contiguous():
+    if may_be_differentiated(input, residual, weight) or not residual.is_contiguous():
         y, total, rstd = _forward(*args)
         residual.copy_(total)
     else:

@@ -14,12 +14,14 @@ from torch import Tensor
 from metalcore._autocast import is_autocast
 from metalcore._autograd import pull_back
 from metalcore._check import (
+    are_transformed,
     dtype_name,
     expect,
     expect_float,
     expect_same_device,
     expect_shape,
     is_eager,
+    may_be_differentiated,
     refuse,
     shape,
 )
@@ -91,12 +93,12 @@ def cross_entropy(
         )
     flat = target.reshape(-1)
     numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
-    transformed = not is_eager()
-    recorded = transformed or (torch.is_grad_enabled() and rows.requires_grad)
+    recorded = may_be_differentiated(rows)
     scaled = recorded and reduction == "mean" and input.dtype == torch.float16
     denominator = _count(flat, weight, ignore_index) / FLOAT16_SCALE if scaled else None
     args = (rows, flat, weight, denominator, ignore_index, *numbers)
-    if inplace_backward and recorded and not transformed and rows.is_contiguous():
+    plain = is_eager() and not are_transformed()
+    if inplace_backward and recorded and plain and rows.is_contiguous():
         loss = cast(Tensor, _OverLogits.apply(*args))  # type: ignore[no-untyped-call]
     else:
         loss = cast(Tensor, forward(*args, recorded)[0])
@@ -181,8 +183,12 @@ class _OverLogits(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> Any:
+        expect(
+            not torch.is_grad_enabled(),
+            "cross_entropy",
+            "inplace_backward has no second derivative; leave it out for create_graph=True",
+        )
         dlogits, ctx.dlogits = ctx.dlogits, None
         expect(
             dlogits is not None,

@@ -13,6 +13,7 @@ from metalcore._check import (
     expect_same_dtype,
     expect_shape,
     refuse,
+    refuse_tangents,
     shape,
 )
 from metalcore.ops.train.fused_swiglu_mlp import Grads
@@ -87,6 +88,8 @@ def fused_attention_bwd(
     weights, grads = (W_q, W_k, W_v), (d_q, d_k, d_v)
     pairs = [without_empty(pair) for pair in ((A_q, B_q), (A_k, B_k), (A_v, B_v))]
     _expect(op, grads, weights, pairs, x_norm, hidden_states, rms_weight)
+    adapters = (matrix for pair in pairs for matrix in pair)
+    refuse_tangents(op, (*grads, *weights, *adapters, x_norm, hidden_states, rms_weight, rstd))
     x, n = (t.detach().reshape(-1, t.shape[-1]) for t in (hidden_states, x_norm))
     with torch.no_grad():
         dq, dk = rotate_back(op, d_q, d_k, cos, sin)

@@ -21,6 +21,7 @@ from metalcore._check import (
     expect_same_dtype,
     expect_shape,
     refuse,
+    refuse_tangents,
     shape,
 )
 from metalcore._op import Composition, Example
@@ -197,6 +198,9 @@ def fused_mlp_bwd(
     pairs = ((A_gate, B_gate), (A_up, B_up), (A_down, B_down))
     weights = (W_gate, W_up, W_down)
     _expect(op, hidden_states, weights, pairs, rms_weight, None, ("W_{}", "{matrix}_{}"))
+    adapters = (matrix for pair in pairs for matrix in pair)
+    given = (d_out, x_norm, gate, up, hidden_states, rms_weight, rstd)
+    refuse_tangents(op, (*given, *weights, *adapters))
     for name, t in (("d_out", d_out), ("x_norm", x_norm)):
         expect_shape(op, name, t, hidden_states.shape)
     for name, t in (("gate", gate), ("up", up)):

@@ -78,21 +78,12 @@ def linear_cross_entropy(
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     if reduction != "none":
         flat, targets = _without_ignored(flat, targets, ignore_index)
+    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
+    how = (ignore_index, *numbers, REDUCTIONS[reduction])
     if are_transformed():
-        loss = cross_entropy(
-            F.linear(flat, w, b),
-            targets,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            softcap=softcap,
-        )
+        loss = _of_logits(flat, w, b, targets, how)
     else:
-        numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0))
-        loss = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            flat, w, b, targets, ignore_index, *numbers, REDUCTIONS[reduction]
-        )
+        loss = _LinearCrossEntropy.apply(flat, w, b, targets, *how)  # type: ignore[no-untyped-call]
         if reduction == "mean" and x.dtype == torch.float16:
             loss = loss / FLOAT16_SCALE
     if dtype is not None or not is_autocast(hidden):
@@ -113,6 +104,22 @@ def _without_ignored(hidden: Tensor, target: Tensor, ignore_index: int) -> tuple
     if int(counts.sum()) > _MANY * target.numel():
         return hidden, target
     return hidden[counts], target[counts]
+
+
+def _of_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: tuple[Any, ...]
+) -> Tensor:
+    """The loss by all logits at once, which has every derivative."""
+    ignore_index, label_smoothing, z_loss, softcap, reduction = how
+    return cross_entropy(
+        F.linear(hidden, weight, bias),
+        target,
+        ignore_index=ignore_index,
+        reduction=next(name for name, code in REDUCTIONS.items() if code == reduction),
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        softcap=softcap or None,
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -136,9 +143,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> Any:
         hidden, weight, bias, target = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return *_to_differentiate_again(ctx, dloss), *(None,) * (1 + len(ctx.how))
         by_token = dloss if ctx.how[-1] == REDUCTIONS["none"] else None
         # what was computed is given away; a second backward pass computes it again
         grads, ctx.ready = ctx.ready, None
@@ -148,6 +156,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if by_token is None and not is_one(dloss):
             grads = tuple(g if g is None else g.mul_(dloss) for g in grads)
         return *grads, *(None,) * (1 + len(ctx.how))
+
+
+def _to_differentiate_again(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients, with a graph of their own."""
+    hidden, weight, bias, target = ctx.saved_tensors
+    loss = _of_logits(hidden, weight, bias, target, ctx.how)
+    if ctx.how[-1] == REDUCTIONS["mean"] and hidden.dtype == torch.float16:
+        loss = loss * FLOAT16_SCALE
+    wanted = [
+        t for t, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False) if needed
+    ]
+    found = iter(torch.autograd.grad(loss, wanted, dloss.to(loss.dtype), create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
 
 
 def _run(
