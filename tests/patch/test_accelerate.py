@@ -77,6 +77,18 @@ def test_the_summary_says_what_was_done_and_what_was_left_alone() -> None:
     assert not isinstance(model.model.layers[0].mlp, metalcore.patch.swap.Swapped)
 
 
+def test_the_summary_says_what_was_not_examined() -> None:
+    model = build()
+    with metalcore.accelerate(model, rope=False) as summary:
+        others = {"Embedding": 1, "LlamaAttention": LAYERS, "LlamaRotaryEmbedding": 1}
+        assert summary.not_examined == others
+        words = " ".join(str(summary).split())
+        assert "Not examined, because no part that was asked for looks for what they comp" in words
+        assert "4 modules of 3 classes: Embedding (1), LlamaAttention (2)" in words
+    with metalcore.accelerate(model) as summary:
+        assert summary.not_examined == {"Embedding": 1, "LlamaRotaryEmbedding": 1}
+
+
 def test_what_metalcore_does_not_know_is_untouched() -> None:
     class Strange(nn.Module):
         def __init__(self) -> None:

@@ -12,12 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import metalcore
 from metalcore._accuracy import error
 from metalcore.patch.swap import Swapped
-from tests.patch.families import LAYERS, WIDTH, allowed, build, gradients, text
+from tests.patch.families import (
+    FAMILIES,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    allowed,
+    build,
+    gradients,
+    text,
+)
 
 NORMS = 2 * LAYERS + 1
 
@@ -187,6 +197,41 @@ def test_adapters(before: bool) -> None:
     assert (calls["rms_norm"], calls["swiglu"], calls["cross_entropy_"]) == expected
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("targets", "copied"),
+    [(["q_proj"], None), (["lm_head"], None), (["q_proj"], ["lm_head", "norm"])],
+)
+def test_adapters_are_merged_and_undone_in_any_order(
+    targets: list[str], copied: list[str] | None, before: bool
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4, target_modules=targets, modules_to_save=copied, init_lora_weights=False
+    )
+    model, tokens = build(), text()
+    summaries = [metalcore.accelerate(model)] if before else []
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, config)
+    summaries.append(metalcore.accelerate(adapted))
+    # the wrapper around the model has no loss of its own
+    assert {r.cls for s in summaries for r in s.rows if r.layer == "loss"} == {"LlamaForCausalLM"}
+    merged = adapted.merge_and_unload().requires_grad_()
+    summaries.append(metalcore.accelerate(merged))
+    (row,) = [r for r in summaries[-1].rows if r.layer == "loss"]
+    assert row.by or row.left_alone == "it is accelerated already"
+    assert ops_of(merged, tokens)["cross_entropy_"] == 1
+    found, grads = gradients(merged, tokens)
+    for summary in summaries:
+        summary.undo()
+    assert not [n for n, m in merged.named_modules() if isinstance(m, Swapped)]
+    assert not ops_of(merged, tokens)
+    out, plain = gradients(merged, tokens)
+    assert error(found.loss, out.loss) <= allowed()
+    assert_close(grads, plain, allowed())
+
+
 def test_an_output_layer_that_is_not_plain_is_left_alone() -> None:
     from peft import LoraConfig, get_peft_model
 
@@ -194,9 +239,8 @@ def test_an_output_layer_that_is_not_plain_is_left_alone() -> None:
     model = get_peft_model(build(), config)
     summary = metalcore.accelerate(model, rope=False)
     (row,) = [r for r in summary.rows if r.layer == "loss"]
-    assert (
-        row.left_alone == "the output layer is a Linear of peft.tuners.lora.layer, not of torch.nn"
-    )
+    reason = "its output layer is a peft.tuners.lora.layer.Linear, not a torch.nn.Linear"
+    assert row.left_alone == reason
     tokens = text()
     assert ops_of(model, tokens)["cross_entropy_"] == 0
 
@@ -248,6 +292,39 @@ def test_import_needs_no_transformers() -> None:
     env = {**os.environ, "PYTHONWARNINGS": "error"}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
     assert run.stdout.strip() == "1", run.stderr
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Granite"])
+def test_logits_that_are_read_in_each_step_are_computed_once(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: list[Tensor] = []
+    linear = F.linear
+
+    def counted(*args: Any) -> Tensor:
+        y = linear(*args)
+        if y.shape[-1] == VOCABULARY:
+            products.append(y)
+        return y
+
+    monkeypatch.setattr(F, "linear", counted)
+    model, tokens = build(next(f for f in FAMILIES if f.name == family)), text()
+    out, plain = gradients(model, tokens)
+    reads = [True, True, True, False, False, True, True]
+    # the first step cannot know; one that was not read goes back to the loss without logits
+    times = [2, 1, 1, 1, 1, 2, 1]
+    with metalcore.accelerate(model):
+        for is_read, expected in zip(reads, times, strict=True):
+            products.clear()
+            with metalcore.trace() as t:
+                found, grads = gradients(model, tokens)
+            if is_read:
+                assert error(found.logits, out.logits) <= allowed()
+                assert torch.equal(found.logits.argmax(-1), out.logits.argmax(-1))
+            within_loss = Counter(r.op for r in t.records)["cross_entropy_"]
+            assert len(products) + within_loss == expected
+            assert error(found.loss, out.loss) <= allowed()
+            assert_close(grads, plain, allowed())
 
 
 def test_more_labels_than_the_loss_wants() -> None:

@@ -4,6 +4,7 @@
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,16 @@ def _results(linear: Callable[..., Tensor], use: Callable[[Tensor], Tensor]) -> 
     return [result, *torch.autograd.grad(result, leaves)]
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("use", [*LOSSES, *OTHER])
-def test_results_and_gradients_are_those_of_the_logits(use: Callable[[Tensor], Tensor]) -> None:
+def test_results_and_gradients_are_those_of_the_logits(
+    use: Callable[[Tensor], Tensor], keep: bool
+) -> None:
     # ours computes the logits, torch's function is caught
-    with Route.all["cross_entropy"].forced(to_torch=True), metalcore.trace() as t:
-        found = _results(lazy_linear, use)
-    assert [r.op for r in t.records].count("cross_entropy_") == (use in LOSSES or use is _penalty)
+    with Route.all["cross_entropy"].forced(to_torch=not keep), metalcore.trace() as t:
+        found = _results(partial(lazy_linear, keep=keep), use)
+    op = "cross_entropy" if keep else "cross_entropy_"
+    assert [r.op for r in t.records].count(op) == (use in LOSSES or use is _penalty)
     for a, b in zip(found, _results(F.linear, use), strict=True):
         assert type(a) is Tensor
         assert error(a, b) <= tolerance("linear_cross_entropy", torch.float32, CLASSES)
@@ -116,6 +121,19 @@ def test_nothing_is_computed_before_somebody_looks() -> None:
     values = F.linear(y.recipe.hidden, y.recipe.weight)
     assert torch.equal(z, values.view(-1, CLASSES)[:4])
     assert z._computed is not None
+
+
+def test_kept_logits_are_computed_at_once_and_copies_are_copies() -> None:
+    read: list[bool] = []
+    hidden, weight = torch.randn(2, 5, WIDTH), torch.randn(CLASSES, WIDTH)
+    y = lazy_linear(hidden, weight, None, keep=True, when_read=lambda: read.append(True))
+    F.cross_entropy((y * 2).flatten(0, 1), TARGET.flatten())
+    assert not read
+    for copied in (y.clone(), y.to(torch.float32, copy=True)):
+        copied.zero_()
+    weight.zero_()
+    assert y.count_nonzero() > 0
+    assert read
 
 
 def test_what_torch_refuses_for_tensors_without_memory() -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """accelerate(model): one call that lets a transformers model compute with metalcore."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +15,7 @@ from torch import nn
 from metalcore.patch import loss as losses
 from metalcore.patch import mlp as mlps
 from metalcore.patch import norms, rotary
-from metalcore.patch.swap import Swapped, restore, swap
+from metalcore.patch.swap import Swapped, restore, swap, swapped_by
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,33 @@ class Row:
 class Summary:
     """What `accelerate` did; prints as a table.
 
+    `rows` are the layers that were examined. `not_examined` counts the others by class, each with
+    all its parts: none of the parts of `accelerate` looks for what they compute, or it was not
+    wanted.
+
     `undo()` takes back what this call did, and no more. As a context manager it does so on leaving.
     """
 
     rows: list[Row] = field(default_factory=list)
+    not_examined: dict[str, int] = field(default_factory=dict)
+    _model: nn.Module | None = field(default=None, repr=False)
     _swapped: list[nn.Module] = field(default_factory=list, repr=False)
+    _call: str = field(default_factory=lambda: uuid4().hex, repr=False)
 
     def undo(self) -> None:
         """Give the layers their classes again; a second call does nothing."""
         for module in self._swapped:
             restore(module)
-        self._swapped = []
+        # adapters copy layers of a model that they train
+        for module in self._model.modules() if self._model else ():
+            if swapped_by(module) == self._call:
+                restore(module)
+        self._swapped, self._model = [], None
+
+    def swap(self, module: nn.Module, kind: type[Swapped], how: Any) -> None:
+        """Let `kind` compute for `module` until `undo()`."""
+        swap(module, kind, how, self._call)
+        self._swapped.append(module)
 
     def count(self, layer: str) -> int:
         """How many layers of a kind (`norm`, `rope`, `mlp`, `loss`) metalcore computes now."""
@@ -65,6 +83,14 @@ class Summary:
             table.add_row(r.layer, r.cls, str(r.count), r.by, r.left_alone)
         if not self.rows:
             table.add_row("", "", "0", "", "there is no layer that metalcore could compute")
+        if self.not_examined:
+            modules, classes = sum(self.not_examined.values()), len(self.not_examined)
+            names = ", ".join(f"{cls} ({n})" for cls, n in self.not_examined.items())
+            table.caption = (
+                "Not examined, because no part that was asked for looks for what they compute, "
+                f"{modules} modules of {classes} classes: {names}"
+            )
+            table.caption_justify = "left"
         return table
 
     def __str__(self) -> str:
@@ -105,26 +131,43 @@ def accelerate(
         >>> print(metalcore.accelerate(model))
         >>> model(input_ids, labels=labels).loss.backward()
     """
-    summary = Summary()
+    summary = Summary(_model=model)
     kinds = [
         k for k, wanted in ((norms.RMSNorm, rms_norm), (norms.LayerNorm, layer_norm)) if wanted
     ]
+    examined: set[nn.Module] = set()
     if kinds:
-        _each(summary, model, "norm", norms, kinds)
+        examined |= _each(summary, model, "norm", norms, kinds)
     if rope:
-        _each(summary, model, "rope", rotary, [rotary.Attention])
+        examined |= _each(summary, model, "rope", rotary, [rotary.Attention])
     if mlp:
-        _each(summary, model, "mlp", mlps, mlps.KINDS)
+        examined |= _each(summary, model, "mlp", mlps, mlps.KINDS)
     if loss:
-        _loss(summary, model)
+        examined |= _loss(summary, model)
+    summary.not_examined = dict(Counter(type(m).__name__ for m in _others(model, examined)))
     return summary
+
+
+def _others(model: nn.Module, examined: set[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost modules that neither are among those examined nor hold one of them."""
+    if model in examined:
+        return
+    if examined.isdisjoint(model.modules()):
+        yield model
+        return
+    for child in model.children():
+        yield from _others(child, examined)
 
 
 def _each(
     summary: Summary, model: nn.Module, layer: str, where: Any, kinds: Sequence[type[Swapped]]
-) -> None:
-    """Exchange the layers that the module `where` recognises; those alike are asked once."""
+) -> set[nn.Module]:
+    """Exchange the layers that the module `where` recognises; those alike are asked once.
+
+    Returns all that were asked.
+    """
     answers: dict[Hashable, Any] = {}
+    asked: set[nn.Module] = set()
     found: dict[tuple[str, str, str], int] = {}
     for module in model.modules():
         if not where.is_candidate(module):
@@ -135,15 +178,16 @@ def _each(
         answer = answers[key]
         if answer is None:
             continue
+        asked.add(module)
         name = type(module).__name__
         if isinstance(answer, str):
             row = (name, "", answer)
         else:
             row = (name, _describe(*answer), "")
-            swap(module, *answer)
-            summary._swapped.append(module)
+            summary.swap(module, *answer)
         found[row] = found.get(row, 0) + 1
     summary.rows += [Row(layer, cls, n, by, why) for (cls, by, why), n in found.items()]
+    return asked
 
 
 def _one_of(
@@ -190,19 +234,26 @@ def _describe(kind: type[Swapped], how: Any) -> str:
     return mlps.OP[act] + (", tanh" if act == "gelu_tanh" else "") + halves
 
 
-def _loss(summary: Summary, model: nn.Module) -> None:
+def _loss(summary: Summary, model: nn.Module) -> set[nn.Module]:
+    """Exchange the models that compute a loss, and their output layers, which are returned."""
+    heads: set[nn.Module] = set()
     for module in list(model.modules()):
-        head = _ALREADY if isinstance(module, losses.LossModel) else losses.recognise(module)
+        if isinstance(module, losses.LossModel):
+            head: nn.Module | str | None = _ALREADY
+        else:
+            head = losses.recognise(module)
         if head is None:
             continue
         name = type(module).__name__
+        heads.add(module.get_output_embeddings())  # type: ignore[operator]
         if isinstance(head, str):
             summary.rows.append(Row("loss", name, 1, "", head))
             continue
-        swap(module, losses.LossModel, None)
-        swap(head, losses.OutputLayer, None)
-        summary._swapped += [module, head]
+        summary.swap(module, losses.LossModel, None)
+        if not isinstance(head, losses.OutputLayer):
+            summary.swap(head, losses.OutputLayer, None)
         summary.rows.append(Row("loss", name, 1, "linear_cross_entropy"))
+    return heads
 
 
 def patch_transformers_rmsnorm(model: nn.Module) -> int:

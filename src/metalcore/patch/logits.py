@@ -4,11 +4,14 @@
 What a causal language model does to its logits before the loss (scale, soft cap, float(), view,
 slices of tokens) is written down, and `torch.nn.functional.cross_entropy` becomes
 `linear_cross_entropy`, which never holds [tokens, vocabulary]. Everything else gets the values.
+
+Where somebody will look, as in a loop that reads them in each step, they are computed at once
+(`keep`), and the loss is taken of them.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,34 +19,62 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._check import expect
+from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 
 _aten = torch.ops.aten
 
 
+class Products:
+    """hidden @ weight.T + bias of all tokens without a gradient, computed once."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, when_read: Callable[[], None]
+    ) -> None:
+        self._operands = (hidden, weight, bias)
+        self._versions = self._versions_now()
+        self._when_read = when_read
+        self.values: Tensor | None = None
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(t._version for t in self._operands if t is not None)
+
+    def compute(self) -> Tensor:
+        if self.values is None:
+            expect(
+                self._versions == self._versions_now(),
+                "accelerate",
+                "logits of a training step must be read before its weights change "
+                "(optimizer.step), and these were not computed until now; or use "
+                "accelerate(model, loss=False)",
+            )
+            with torch.no_grad():
+                self.values = F.linear(*self._operands)
+        return self.values
+
+    def read(self) -> Tensor:
+        """The values, for somebody who looks at them."""
+        self._when_read()
+        return self.compute()
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """hidden @ weight.T + bias, times `scale`, then with a cap `cap * tanh(.)`, of some tokens."""
+    """`products` times `scale`, then with a cap `cap * tanh(.)`, of some tokens."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
-    scale: float = 1.0
-    cap: float | None = None
+    products: Products
     # What was done to the dimensions before the last one, to be done to `hidden` with its history;
     # `tokens` is the result without a history.
+    tokens: Tensor
     moves: tuple[Callable[[Tensor], Tensor], ...] = ()
-    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
-    versions: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "Recipe":
-        recipe = Recipe(hidden, weight, bias, hidden.dtype, tokens=hidden.detach())
-        return replace(recipe, versions=recipe.versions_now())
-
-    def versions_now(self) -> tuple[int, ...]:
-        return tuple(t._version for t in (self.hidden, self.weight, self.bias) if t is not None)
+    scale: float = 1.0
+    cap: float | None = None
+    # its values are its own, and may be written to
+    is_copy: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,29 +85,33 @@ class Recipe:
 
     def compute(self) -> Tensor:
         """The logits, without a gradient."""
-        expect(
-            self.versions == self.versions_now(),
-            "accelerate",
-            "logits of a training step must be read before its weights change (optimizer.step), "
-            "and these were not computed until now; or use accelerate(model, loss=False)",
-        )
         with torch.no_grad():
-            y = F.linear(self.tokens, self.weight, self.bias).to(self.dtype)
+            y = self.move(self.products.read()).to(self.dtype, copy=self.is_copy)
             if self.scale != 1.0:
-                y *= self.scale
-            if self.cap is not None:
-                y = y.tanh_().mul_(self.cap)
-            return y
+                y = y * self.scale
+            return y if self.cap is None else y.tanh().mul_(self.cap)
+
+    def move(self, x: Tensor) -> Tensor:
+        """`x` with its dimensions before the last one as those of the logits."""
+        for move in self.moves:
+            x = move(x)
+        return x
+
+    @property
+    def factor(self) -> float:
+        """What the products are multiplied by before the soft cap.
+
+        cap * tanh(s * x) is the soft cap of (s * cap) * x.
+        """
+        factor = self.scale if self.cap is None else self.scale * self.cap
+        return 1.0 if math.isclose(factor, 1.0, rel_tol=1e-12) else factor
 
     def linear(self) -> tuple[Tensor, Tensor, Tensor | None, float | None]:
         """hidden, weight and bias of a linear layer and the soft cap that give these logits."""
-        hidden, bias = self.hidden, self.bias
-        for move in self.moves:
-            hidden = move(hidden)
-        # cap * tanh(s * x) is the soft cap of (s * cap) * x
-        scale = self.scale if self.cap is None else self.scale * self.cap
-        if not math.isclose(scale, 1.0, rel_tol=1e-12):
-            hidden, bias = hidden * scale, None if bias is None else bias * scale
+        hidden, bias = self.move(self.hidden), self.bias
+        if self.factor != 1.0:
+            hidden = hidden * self.factor
+            bias = None if bias is None else bias * self.factor
         return hidden, self.weight, bias, self.cap
 
 
@@ -157,25 +192,63 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        keep: bool,
+        when_read: Callable[[], None],
+    ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        return LazyLogits(Recipe.of(hidden, weight, bias))
+        products = Products(hidden, weight, bias, when_read)
+        if keep:
+            products.compute()
+        return LazyLogits(Recipe(hidden, weight, bias, hidden.dtype, products, hidden.detach()))
 
     @staticmethod
     def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        rows = dlogits.flatten(0, -2)
-        return (
-            dlogits @ weight if needs[0] else None,
-            rows.T @ hidden.flatten(0, -2) if needs[1] else None,
-            rows.sum(0) if needs[2] else None,
-        )
+        return *_gradients(ctx, dlogits), None, None
 
 
-def lazy_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LazyLogits:
-    """`torch.nn.functional.linear(hidden, weight, bias)`, not computed yet."""
-    made: LazyLogits = _Linear.apply(hidden, weight, bias)  # type: ignore[no-untyped-call]
+class _Known(torch.autograd.Function):
+    """`values` as the result of the linear layer that they were computed by."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, dlogits), None
+
+
+def _gradients(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, ...]:
+    """Of hidden, weight and bias."""
+    hidden, weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    rows = dlogits.flatten(0, -2)
+    return (
+        dlogits @ weight if needs[0] else None,
+        rows.T @ hidden.flatten(0, -2) if needs[1] else None,
+        rows.sum(0) if needs[2] else None,
+    )
+
+
+def lazy_linear(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    keep: bool = False,
+    when_read: Callable[[], None] = lambda: None,
+) -> LazyLogits:
+    """`torch.nn.functional.linear(hidden, weight, bias)`, not computed yet, or kept for those who
+    will look at it; `when_read` is called when somebody does."""
+    made: LazyLogits = _Linear.apply(hidden, weight, bias, keep, when_read)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -208,18 +281,24 @@ def _cross_entropy(
 def _of_recipe(
     input: LazyLogits, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
 ) -> Tensor:
-    hidden, rows, bias, softcap = input.recipe.linear()
-    return linear_cross_entropy(
-        hidden,
-        rows,
-        target,
-        bias,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        softcap=softcap,
-        dtype=input.dtype,
+    how: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+    }
+    recipe = input.recipe
+    values = recipe.products.values
+    if values is None:
+        hidden, rows, bias, softcap = recipe.linear()
+        how |= {"softcap": softcap, "dtype": input.dtype}
+        return linear_cross_entropy(hidden, rows, target, bias, **how)
+    logits: Tensor = _Known.apply(  # type: ignore[no-untyped-call]
+        recipe.hidden, recipe.weight, recipe.bias, values
     )
+    logits = recipe.move(logits).to(input.dtype)
+    if recipe.factor != 1.0:
+        logits = logits * recipe.factor
+    return cross_entropy(logits, target, softcap=recipe.cap, **how).to(input.dtype)
 
 
 def _number(value: Any) -> float | None:
@@ -255,7 +334,7 @@ def _to(recipe: Recipe, *, dtype: torch.dtype | None = None, **rest: Any) -> Rec
         return None
     if any(v not in (None, False) for v in rest.values()):
         return None
-    return replace(recipe, dtype=dtype)
+    return replace(recipe, dtype=dtype, is_copy=True)
 
 
 def _view(recipe: Recipe, size: list[int]) -> Recipe | None:
@@ -275,8 +354,12 @@ def _slice(
     return recipe.moved(lambda x: _aten.slice(x, dim, start, end, step))
 
 
-def _same(recipe: Recipe, *, memory_format: Any = None) -> Recipe:
+def _same(recipe: Recipe) -> Recipe:
     return recipe
+
+
+def _copy(recipe: Recipe, *, memory_format: Any = None) -> Recipe:
+    return replace(recipe, is_copy=True)
 
 
 _WRITTEN_DOWN: dict[Any, Callable[..., Recipe | None]] = {
@@ -289,6 +372,6 @@ _WRITTEN_DOWN: dict[Any, Callable[..., Recipe | None]] = {
     _aten.view.default: _view,
     _aten._unsafe_view.default: _view,
     _aten.slice.Tensor: _slice,
-    _aten.clone.default: _same,
+    _aten.clone.default: _copy,
     _aten.detach.default: _same,
 }

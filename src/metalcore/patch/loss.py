@@ -2,13 +2,15 @@
 """The training loss of a causal language model without the logits of all tokens.
 
 While a model computes a loss, its output layer returns `LazyLogits`, and the loss function of the
-model, whatever it is, meets them in `torch.nn.functional.cross_entropy`.
+model, whatever it is, meets them in `torch.nn.functional.cross_entropy`. A loop that reads its
+logits will do so in the next step too: there they are computed at once.
 """
 
 import functools
 import inspect
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from metalcore.patch.logits import lazy_linear
 from metalcore.patch.swap import Origin, Swapped
 
 _has_labels: ContextVar[bool] = ContextVar("metalcore_has_labels", default=False)
+# output layers whose last logits were read
+_were_read: WeakSet["OutputLayer"] = WeakSet()
 
 
 class LossModel(Swapped):
@@ -58,23 +62,31 @@ class OutputLayer(Swapped):
         hidden, weight, bias = to_multiply(input, self.weight, self.bias)
         if hidden.dtype != weight.dtype or hidden.dtype not in FLOATS or hidden.dim() < 2:
             return super().forward(input)  # type: ignore[misc,no-any-return]
-        return lazy_linear(hidden, weight, bias)
+        keep = self in _were_read
+        _were_read.discard(self)
+        return lazy_linear(
+            hidden, weight, bias, keep=keep, when_read=functools.partial(_were_read.add, self)
+        )
 
 
 def recognise(model: nn.Module) -> nn.Linear | str | None:
     """The output layer whose logits `model` computes a loss from; a string says why it is left
-    alone; None for a model without labels."""
-    forward = type(model).forward
-    if "labels" not in inspect.signature(forward).parameters:
+    alone; None for a model without labels, and for a wrapper around the one that has them."""
+    kind = type(model)
+    if "labels" not in inspect.signature(kind.forward).parameters:
         return None
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None or not hasattr(model, "loss_function"):
+    # of the class: peft's wrappers answer for the model within
+    if not (hasattr(kind, "get_output_embeddings") and hasattr(kind, "loss_function")):
         return None
-    if type(head) is not nn.Linear:
-        kind = type(head)
-        return f"the output layer is a {kind.__name__} of {kind.__module__}, not of torch.nn"
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        return None
+    # an output layer that another model shares, or a copy of one, is plain but for its class
+    plain = head.origin.base if isinstance(head, OutputLayer) else type(head)
+    if plain is not nn.Linear:
+        return f"its output layer is a {plain.__module__}.{plain.__name__}, not a torch.nn.Linear"
     if "forward" in vars(head) or "forward" in vars(model):
         return "its forward was replaced already"
     if any(type(p) not in (Tensor, nn.Parameter) for p in head.parameters()):
         return "the weights of the output layer are not plain tensors"
-    return head
+    return cast(nn.Linear, head)

@@ -49,12 +49,24 @@ def _new(origin: Origin) -> nn.Module:
     return made.__new__(made)
 
 
-def swap(module: nn.Module, kind: type[Swapped], how: Any) -> None:
+# in a module: who swapped it; a copy of the module has it too
+_BY = "_swapped_by"
+
+
+def swap(module: nn.Module, kind: type[Swapped], how: Any, by: str = "") -> None:
     """Let `kind` compute what `module` computes; `how` has to be hashable and picklable."""
     module.__class__ = _subclass(Origin(type(module), kind, how))
+    vars(module)[_BY] = by
+
+
+def swapped_by(module: nn.Module) -> str | None:
+    """What `by` was when `module`, or what it is a copy of, was swapped."""
+    by: str | None = vars(module).get(_BY)
+    return by
 
 
 def restore(module: nn.Module) -> None:
     """Give `module` its own class again."""
     if isinstance(module, Swapped):
         object.__setattr__(module, "__class__", module.origin.base)
+        vars(module).pop(_BY, None)
