@@ -40,67 +40,32 @@ inline float squared_norm(thread const float* x) {
   return sum;
 }
 
-// The sum of y[l] over the N lanes of a matrix, for its lane l. y is used up.
+// Unit vectors in place of the columns from `known` on, of `columns`, of a square matrix whose rows
+// stand with N lanes, the own one in `x`: the unit row that the columns before leave most of, less
+// what they hold of it, twice. Lanes without a row are not `inside`, and know all columns.
 template <int N>
-inline float sum_for_lane(thread float* y, uint lane) {
-  constexpr int HALF = N / 2;
-  const bool upper = (lane & HALF) != 0;
-#pragma unroll
-  for (int i = 0; i < HALF; ++i) {
-    const float own = upper ? y[i + HALF] : y[i];
-    y[i] = own + simd_shuffle_xor(upper ? y[i] : y[i + HALF], HALF);
-  }
-  return sum_for_lane<HALF>(y, lane);
-}
-
-template <>
-inline float sum_for_lane<1>(thread float* y, uint) {
-  return y[0];
-}
-
-// The column in the lane `source` gets, where it is `missing`, a unit vector orthogonal to the
-// columns that are `there`: the unit row that these leave most of, less what they hold of it,
-// twice.
-template <int N>
-inline void complete_column(
-    thread float* x, bool there, bool missing, uint lane, uint source, uint rows) {
-  const uint row = lane % N;
-  const uint base = lane - row;
-  float held[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    held[i] = there ? x[i] * x[i] : 0.0f;
-  }
-  const float sum = sum_for_lane<N>(held, row);
-  const float own = row < rows ? sum : INFINITY;
-  const uint best = uint(-lanes_max<N>(own == -lanes_max<N>(-own) ? -float(row) : -float(N)));
-  const bool mine = missing && lane == source;
-#pragma unroll
-  for (uint i = 0; i < N; ++i) {
-    x[i] = mine ? (i == best ? 1.0f : 0.0f) : x[i];
-  }
-  for (int round = 0; round < 2; ++round) {
-    float dot = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      dot += x[i] * simd_shuffle(x[i], source);
+inline void complete_columns(
+    threadgroup float* x, bool inside, uint row, uint columns, uint known) {
+  for (uint j = 0; j < columns; ++j) {
+    if (!simd_any(j >= known)) {
+      continue;
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      held[i] = there ? dot * x[i] : 0.0f;
+    float held = inside ? 0.0f : INFINITY;
+    for (uint c = 0; inside && c < j; ++c) {
+      held += x[c] * x[c];
     }
-    const float all = sum_for_lane<N>(held, row);
-    float norm = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float taken = simd_shuffle(all, base + i);
-      x[i] = mine ? x[i] - taken : x[i];
-      norm += x[i] * x[i];
+    const bool is_least = held == -lanes_max<N>(-held);
+    const uint best = uint(-lanes_max<N>(is_least ? -float(row) : -float(N)));
+    float unit = row == best ? 1.0f : 0.0f;
+    for (uint round = 0; round < 2; ++round) {
+      for (uint c = 0; c < j; ++c) {
+        const float other = inside ? x[c] : 0.0f;
+        unit -= lanes_sum<N>(unit * other) * other;
+      }
+      unit /= precise::sqrt(lanes_sum<N>(unit * unit));
     }
-    const float inverse = 1.0f / precise::sqrt(norm);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      x[i] = mine ? x[i] * inverse : x[i];
+    if (inside && j >= known) {
+      x[j] = unit;
     }
   }
 }

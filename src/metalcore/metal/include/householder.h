@@ -74,21 +74,21 @@ struct factored_column {
     }
   }
 
-  // The rows from `first` on, after all steps.
+  // The rows from `first` on, after all steps: R has none there.
   template <int LENGTH>
   void put_rest(thread const float* a, int first) thread {
 #pragma unroll
     for (int i = 0; i < LENGTH; ++i) {
       if (first + i < N) {
-        factors[(first + i) * N + column] = column < first ? a[i] * inverse : a[i] / scale;
+        factors[(first + i) * N + column] = a[i] * inverse;
       }
     }
   }
 };
 
 // A = Q R for a matrix whose columns, times `scale`, stand in N lanes from `base` on, this one's in
-// `a`: R on and above the diagonal of `factors` [N, N], and the tails of the reflectors below it.
-// Returns the tau of the own column.
+// `a`, with zeros past the last row and column: R on and above the diagonal of `factors` [N, N],
+// and the tails of the reflectors below it. Returns the tau of the own column.
 template <int N>
 inline float factor_columns(
     thread float* a, int steps, int column, ushort base, float scale, threadgroup float* factors) {

@@ -58,7 +58,8 @@ kernel void svd_simdgroup(
   for (uint i = 0; i < N; ++i) {
     const bool inside = mine < count && lane < K && i < M;
     const uint at = mine * size + (wide ? lane * width + i : i * width + lane);
-    x[i] = inside ? stage[at] : 0.0f;
+    const float value = stage[inside ? at : 0];
+    x[i] = inside ? value : 0.0f;
     largest = max(largest, abs(x[i]));
     zero += x[i] * 0.0f;
   }
@@ -71,15 +72,18 @@ kernel void svd_simdgroup(
   // A has been read: R takes its place, and the reflectors stay below it to the end
   simdgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* factors = stage + mine * N * N;
-  const float tau = factor_columns<N>(x, int(K), int(lane), ushort(base), scale, factors);
+  const float power = power_of_two(lanes_max<N>(largest));
+  // infinite where R is too small beside the largest column
+  const float to_power = scale * power;
+  const float tau = factor_columns<N>(x, int(K), int(lane), ushort(base), to_power, factors);
 
   // rows are read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  const float power = power_of_two(lanes_max<N>(largest));
   float v[N];
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
-    x[i] = lane < K && i >= lane ? factors[lane * N + i] / power : 0.0f;
+    const float r = factors[lane * N + i];
+    x[i] = i >= lane ? r : 0.0f;
     v[i] = i == lane ? 1.0f : 0.0f;
   }
 
@@ -108,19 +112,6 @@ kernel void svd_simdgroup(
     return;
   }
 
-  bool there = norm > kNothing * lanes_max<N>(norm);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    x[i] = there ? x[i] / norm : 0.0f;
-  }
-  for (uint j = 0; j < N; ++j) {
-    const bool missing = lane < K && !there;
-    if (simd_any(missing && lane == j)) {
-      const bool lacks = simd_shuffle(missing ? 1 : 0, base + j) != 0;
-      complete_column<N>(x, there, lacks, simd_lane, base + j, K);
-      there = there || (missing && lane == j);
-    }
-  }
   // every row of R has been read: reflectors get their ones, and zeros above them
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = 0; i <= lane; ++i) {
@@ -149,11 +140,22 @@ kernel void svd_simdgroup(
   }
   // every lane has read stage
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  const bool there = norm > kNothing * lanes_max<N>(norm);
+  const float inverse = there ? 1.0f / norm : 0.0f;
+  const bool inside = mine < count && lane < K;
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
-    if (mine < count && lane < K && i < K) {
-      stage[(mine * K + i) * K + place] = finite ? x[i] : nan;
+    if (inside && i < K) {
+      stage[(mine * K + i) * K + place] = x[i] * inverse;
     }
+  }
+  // each lane has a row now
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* row = stage + (mine * K + lane) * K;
+  const uint known = uint(lanes_sum<N>(there ? 1.0f : 0.0f));
+  complete_columns<N>(row, inside, lane, K, inside ? known : K);
+  for (uint i = 0; inside && !finite && i < K; ++i) {
+    row[i] = nan;
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
