@@ -31,14 +31,14 @@ CASES: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "trsm",
         (F32((70, 70)), F32((70, 20)), False, False, False),
-        "trsm_columns_16_64 + trsm_columns_32_64",
+        "trsm_columns_16 + trsm_columns_64",
     ),
     ("cholesky_solve", (F32((9, 2)), F32((9, 9)), False), "cholesky_solve_rows_16_1_16_4"),
-    ("cholesky_solve", (F32((9, 20)), F32((9, 9)), True), "cholesky_solve_columns_16_64_upper"),
+    ("cholesky_solve", (F32((9, 20)), F32((9, 9)), True), "cholesky_solve_columns_16_upper"),
     (
         "cholesky_solve",
         (F32((128, 20)), F32((128, 128)), False),
-        "trsm_columns_32_64_lower + trsm_columns_32_64_lower_transpose",
+        "trsm_columns_64_lower + trsm_columns_64_lower_transpose",
     ),
     ("lu", (F32((3, 4, 9)),), "lu_simdgroup_16_4 + lu_permutation_float"),
     ("lu", (F32((40, 64)),), "lu_threadgroup + lu_permutation_float"),
@@ -52,7 +52,7 @@ CASES: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "solve",
         (F32((9, 9)), F32((9, 70)), True),
-        "lu_simdgroup_16_4 + trsm_columns_16_64_lower_unit + trsm_columns_16_64"
+        "lu_simdgroup_16_4 + trsm_columns_16_lower_unit + trsm_columns_16"
         " + solve_residual + solve_add",
     ),
     ("det", (F32((9, 9)),), "det_simdgroup_16_4"),

@@ -99,47 +99,67 @@ inline void solve_systems_by_rows(
   }
 }
 
-// One right side: element i of X as substitution counts rows is X[at(i)].
+// One right side: rows as substitution counts them, of a matrix padded to `size` rows.
 struct right_side {
-  long start;
-  long k;
+  uint k;
   int n;
+  int size;
   bool forward;
 
-  long at(int i) const thread { return start + long(row_of(i, n, forward)) * k; }
+  int row(int i) const thread { return row_of(i, size, forward); }
+  uint at(int i) const thread { return uint(row(i)) * k; }
 };
 
 template <int ROWS>
 inline void load_rows(device const float* B, right_side c, int first, int rows, thread float* x) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    x[i] = i < rows ? B[c.at(first + i)] : 0.0f;
+    x[i] = i < rows && c.row(first + i) < c.n ? B[c.at(first + i)] : 0.0f;
   }
 }
 
+// As solve_in_thread leaves them: the last `rows` of x.
 template <int ROWS>
 inline void store_rows(device float* X, right_side c, int first, int rows, thread const float* x) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    if (i < rows) {
-      X[c.at(first + i)] = x[i];
+    const int at = first + i - (ROWS - rows);
+    if (at >= first && c.row(at) < c.n) {
+      X[c.at(at)] = x[i];
     }
   }
 }
 
-// What the solved row j takes from x: a points to its factor for the first row.
+// Rows first .. first + rows, after those before, which are in X.
 template <int ROWS>
-inline void take_solved(
-    threadgroup const float* a, int step, float solved, int rows, thread float* x) {
+inline void solve_rows(
+    threadgroup const float* a,
+    substitution s,
+    device const float* X,
+    right_side c,
+    int first,
+    int rows,
+    thread float* x) {
+  const substitution own = from_row(s, first);
+  for (int j = 0; j < first; ++j) {
+    const float solved = c.row(j) < c.n ? X[c.at(j)] : 0.0f;
+    threadgroup const float* factors = a + own.first + (j - first) * s.column;
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    x[i] -= i < rows ? a[i * step] * solved : 0.0f;
+    for (int next = 0; next < ROWS; next += kStep) {
+      if (next < rows) {
+#pragma unroll
+        for (int i = next; i < next + kStep; ++i) {
+          x[i] -= factors[i * s.row] * solved;
+        }
+      }
+    }
   }
+  solve_in_thread<ROWS>(a, own, rows, x);
 }
 
-// The threads of a threadgroup share a matrix, and each takes a right side, ROWS rows of it at a
-// time in registers. `a` has n^2 values.
-template <int ROWS>
+// The threads of a threadgroup share a matrix of n <= BLOCK rows, and each takes a right side, ROWS
+// rows of it at a time in registers. `a` has BLOCK^2 values.
+template <int BLOCK>
 inline void solve_systems_by_columns(
     systems all,
     bool lower,
@@ -150,44 +170,50 @@ inline void solve_systems_by_columns(
     uint thread_index,
     uint threads,
     threadgroup float* a) {
-  const int n = all.n;
+  constexpr int ROWS = BLOCK < 32 ? BLOCK : 32;
   device const float* from = all.A + group.y * all.order * all.order;
-  load_square(from, all.order, n, n, thread_index, threads, a);
+  load_padded(from, uint(all.order), all.n, BLOCK, thread_index, threads, a);
   // all of A is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  const long column = long(group.x) * threads + thread_index;
-  if (column >= all.k) {
+  const uint column = group.x * threads + thread_index;
+  if (column >= uint(all.k)) {
     return;
   }
-  const long start = group.y * all.order * all.k + column;
-  const right_side c = {start, all.k, n, lower != transpose};
-  const substitution s = substitute(n, n, lower, transpose, unit);
-  const int last = (n - 1) / ROWS * ROWS;
+  const int size = padded(all.n);
+  const int last = (size - 1) / ROWS * ROWS;
+  device const float* B = all.B + group.y * all.order * all.k + column;
+  device float* X = all.X + group.y * all.order * all.k + column;
+  const right_side c = {uint(all.k), all.n, size, lower != transpose};
+  const substitution s = substitute(size, BLOCK, lower, transpose, unit);
   float x[ROWS];
-  for (int first = 0; first < n; first += ROWS) {
-    const int rows = min(ROWS, n - first);
-    load_rows<ROWS>(all.B, c, first, rows, x);
-    for (int j = 0; j < first; ++j) {
-      const int entry = s.first + first * s.row + j * s.column;
-      take_solved<ROWS>(a + entry, s.row, all.X[c.at(j)], rows, x);
-    }
-    solve_in_thread<ROWS>(a, from_row(s, first), rows, x);
+  for (int first = 0; first < size; first += ROWS) {
+    const int rows = min(ROWS, size - first);
+    load_rows<ROWS>(B, c, first, rows, x);
+    solve_rows<ROWS>(a, s, X, c, first, rows, x);
     if (passes == 1 || first < last) {
-      store_rows<ROWS>(all.X, c, first, rows, x);
+      store_rows<ROWS>(X, c, first, rows, x);
     }
   }
-  // the last rows are still in registers
-  for (int first = last; first >= 0 && passes == 2; first -= ROWS) {
-    const int rows = min(ROWS, n - first);
-    if (first < last) {
-      load_rows<ROWS>(all.X, c, first, rows, x);
+  if (passes == 1) {
+    return;
+  }
+  // the last rows are still in registers, and the first now
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; ++i) {
+    const float other = x[ROWS - 1 - i];
+    x[ROWS - 1 - i] = x[i];
+    x[i] = other;
+  }
+  const right_side back = {uint(all.k), all.n, size, lower == transpose};
+  const substitution turned = substitute(size, BLOCK, lower, !transpose, unit);
+  int rows = size - last;
+  for (int first = 0; first < size; first += rows) {
+    if (first > 0) {
+      rows = ROWS;
+      load_rows<ROWS>(X, back, first, rows, x);
     }
-    for (int j = first + rows; j < n; ++j) {
-      const int entry = s.first + j * s.row + first * s.column;
-      take_solved<ROWS>(a + entry, s.column, all.X[c.at(j)], rows, x);
-    }
-    solve_transposed_in_thread<ROWS>(a, from_row(s, first), rows, x);
-    store_rows<ROWS>(all.X, c, first, rows, x);
+    solve_rows<ROWS>(a, turned, X, back, first, rows, x);
+    store_rows<ROWS>(X, back, first, rows, x);
   }
 }

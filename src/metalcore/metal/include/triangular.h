@@ -32,7 +32,7 @@ inline substitution from_row(substitution s, int first) {
 // The n x n block at `from`, with its rows `step` apart, into rows of `ld`, by `threads` threads.
 inline void load_square(
     device const float* from,
-    long step,
+    uint step,
     int n,
     int ld,
     int thread_index,
@@ -44,12 +44,35 @@ inline void load_square(
   }
 }
 
+// Rows that a thread solves in one step: matrices are padded to a multiple of it.
+constant constexpr int kStep = 8;
+
+inline int padded(int n) { return (n + kStep - 1) / kStep * kStep; }
+
+// The same into `padded(n)` rows and columns, as if A went on as the identity.
+inline void load_padded(
+    device const float* from,
+    uint step,
+    int n,
+    int ld,
+    int thread_index,
+    int threads,
+    threadgroup float* a) {
+  const int size = padded(n);
+  for (int e = thread_index; e < size * size; e += threads) {
+    const int i = e / size;
+    const int j = e - i * size;
+    const float beyond = i == j ? 1.0f : 0.0f;
+    a[i * ld + j] = i < n && j < n ? from[i * step + j] : beyond;
+  }
+}
+
 // The other way: n x n values in rows of `ld`, to rows that are `step` apart.
 inline void store_square(
     threadgroup const float* a,
     int ld,
     int n,
-    long step,
+    uint step,
     int thread_index,
     int threads,
     device float* to) {
@@ -91,39 +114,43 @@ inline void solve_in_lanes(
   }
 }
 
-// One right side per thread, its n <= ROWS rows in registers.
+// One right side per thread, its first `rows` of ROWS rows in registers; a multiple of kStep. Each
+// step takes kStep rows off the front and puts them to the end, where all stand at last, so that
+// registers have the same place in all.
 template <int ROWS>
-inline void solve_in_thread(threadgroup const float* a, substitution s, int n, thread float* x) {
+inline void solve_in_thread(threadgroup const float* a, substitution s, int rows, thread float* x) {
+  for (int done = 0; done < rows; done += kStep) {
+    threadgroup const float* corner = a + s.first + done * (s.row + s.column);
+    float solved[kStep];
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    if (i < n) {
-      threadgroup const float* row = a + s.first + i * s.row;
+    for (int i = 0; i < kStep; ++i) {
       float sum = x[i];
 #pragma unroll
       for (int j = 0; j < i; ++j) {
-        sum -= row[j * s.column] * x[j];
+        sum -= corner[i * s.row + j * s.column] * solved[j];
       }
-      x[i] = s.unit ? sum : sum / row[i * s.column];
+      solved[i] = s.unit ? sum : sum / corner[i * (s.row + s.column)];
     }
-  }
-}
-
-// The same with the transpose of op(A), from the last row to the first.
-template <int ROWS>
-inline void solve_transposed_in_thread(
-    threadgroup const float* a, substitution s, int n, thread float* x) {
 #pragma unroll
-  for (int i = ROWS - 1; i >= 0; --i) {
-    if (i < n) {
-      threadgroup const float* column = a + s.first + i * s.column;
-      float sum = x[i];
+    for (int next = kStep; next < ROWS; next += kStep) {
+      float taken[kStep] = {};
+      if (done + next < rows) {
 #pragma unroll
-      for (int j = i + 1; j < ROWS; ++j) {
-        if (j < n) {
-          sum -= column[j * s.row] * x[j];
+        for (int i = 0; i < kStep; ++i) {
+#pragma unroll
+          for (int j = 0; j < kStep; ++j) {
+            taken[i] += corner[(next + i) * s.row + j * s.column] * solved[j];
+          }
         }
       }
-      x[i] = s.unit ? sum : sum / column[i * s.row];
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) {
+        x[next - kStep + i] = x[next + i] - taken[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      x[ROWS - kStep + i] = solved[i];
     }
   }
 }

@@ -25,7 +25,7 @@ kernel void cholesky_solve_rows(
       x_tile);
 }
 
-template <int ROWS, int BLOCK, bool UPPER>
+template <int BLOCK, bool UPPER>
 kernel void cholesky_solve_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
@@ -38,6 +38,6 @@ kernel void cholesky_solve_columns(
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float a_tile[BLOCK * BLOCK];
   const systems all = {A, B, X, count, n, int(n), int(k)};
-  solve_systems_by_columns<ROWS>(
+  solve_systems_by_columns<BLOCK>(
       all, !UPPER, UPPER, false, 2, group, thread_index.x, threads.x, a_tile);
 }

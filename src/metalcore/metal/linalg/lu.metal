@@ -8,6 +8,7 @@
 // lu_finish takes L and U apart. lu_permutation: P.
 
 #include "lu.h"
+#include "triangular.h"
 
 // L, U and rows of `count` matrices, whose values stand in `a`, rows LD apart and SPAN rows for
 // each, at order[position].
@@ -230,42 +231,43 @@ kernel void lu_columns(
     uint2 group [[threads_per_threadgroup]]) {
   threadgroup float L[PANEL * PANEL];
   const int steps = int(last - first);
+  const uint width = uint(n);
   const long top = position.y * m * n + first * n;
   A += top;
-  for (int e = in_group.x; e < steps * steps; e += group.x) {
-    L[e] = A[e / steps * n + first + e % steps];
-  }
+  load_padded(A + first, width, steps, PANEL, in_group.x, group.x, L);
   // the panel's L is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const long column = position.x;
-  if (column >= n || (column >= first && column < last)) {
+  const uint column = position.x;
+  if (column >= width || (column >= uint(first) && column < uint(last))) {
     return;
   }
   A += column;
   LU += top + column;
   pivots += position.y * PANEL;
   for (int p = 0; p < steps; ++p) {
-    LU[p * n] = A[p * n];
-    LU[pivots[p] * n] = A[pivots[p] * n];
+    const uint q = pivots[p];
+    LU[p * width] = A[p * width];
+    LU[q * width] = A[q * width];
   }
   for (int p = 0; p < steps; ++p) {
-    const int q = pivots[p];
-    const float value = LU[p * n];
-    LU[p * n] = LU[q * n];
-    LU[q * n] = value;
+    const uint q = pivots[p];
+    const float value = LU[p * width];
+    LU[p * width] = LU[q * width];
+    LU[q * width] = value;
   }
-  if (column >= last) {
+  if (column >= uint(last)) {
+    const int rows = padded(steps);
     float x[PANEL];
 #pragma unroll
     for (int i = 0; i < PANEL; ++i) {
-      if (i < steps) {
-        float sum = LU[i * n];
+      x[i] = i < steps ? LU[i * width] : 0.0f;
+    }
+    solve_in_thread<PANEL>(L, substitute(rows, PANEL, true, false, true), rows, x);
 #pragma unroll
-        for (int j = 0; j < i; ++j) {
-          sum -= L[i * steps + j] * x[j];
-        }
-        x[i] = sum;
-        LU[i * n] = sum;
+    for (int i = 0; i < PANEL; ++i) {
+      const int row = i - (PANEL - rows);
+      if (row >= 0 && row < steps) {
+        LU[row * width] = x[i];
       }
     }
   }

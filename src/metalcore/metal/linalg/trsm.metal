@@ -3,7 +3,7 @@
 // being A or its transpose, and A as if no other rows were there. X may be B.
 //
 // trsm_rows: few right sides (k <= RIGHT), whose rows stand in lanes, WIDTH KEEP >= n of them.
-// trsm_columns: each thread takes a right side, ROWS of its rows at a time.
+// trsm_columns: each thread takes a right side, up to 32 of its rows at a time.
 
 #include "systems.h"
 
@@ -29,7 +29,7 @@ kernel void trsm_rows(
       x_tile);
 }
 
-template <int ROWS, int BLOCK, bool LOWER, bool TRANSPOSE, bool UNIT>
+template <int BLOCK, bool LOWER, bool TRANSPOSE, bool UNIT>
 kernel void trsm_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
@@ -45,6 +45,6 @@ kernel void trsm_columns(
   threadgroup float a_tile[BLOCK * BLOCK];
   const long first = start * k;
   const systems all = {A + start * (order + 1), B + first, X + first, count, order, int(n), int(k)};
-  solve_systems_by_columns<ROWS>(
+  solve_systems_by_columns<BLOCK>(
       all, LOWER, TRANSPOSE, UNIT, 1, group, thread_index.x, threads.x, a_tile);
 }

@@ -52,8 +52,8 @@ def share(op: str, batch: int, n: int, k: int) -> Share:
         threads, group = groups * fit * SIMD_WIDTH, fit * SIMD_WIDTH
         return Share("rows", (width, keep, _FEW, fit), (threads, 1, 1), (group, 1, 1))
     group = min(simdgroups * SIMD_WIDTH, round_up(k, SIMD_WIDTH))
-    rows = 16 if n <= 16 else 32
-    return Share("columns", (rows, BLOCK), (round_up(k, group), batch, 1), (group, 1, 1))
+    block = next(size for size in (16, 32, BLOCK) if n <= size)
+    return Share("columns", (block,), (round_up(k, group), batch, 1), (group, 1, 1))
 
 
 @metal_kernel("trsm")

@@ -187,6 +187,13 @@ def _(dtype: torch.dtype) -> Example:
 
 @_forward.example
 def _(dtype: torch.dtype) -> Example:
+    # rank 3: the rest of V is to be completed
+    A = torch.randn(2, 5, 5) * torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    return Example((A.to(dtype), False), reduces_over=5)
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(1, 34, 4).to(dtype), True), reduces_over=34)
 
 
