@@ -3,7 +3,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import metalcore
 from metalcore import _native, _policy
 from metalcore.metal.plans import PLANS, Spec
 
@@ -11,19 +13,27 @@ Write = Callable[[str], Path]
 
 
 def test_packaged_values(write_policy: Write) -> None:
-    assert _policy.policy("rms_norm", "metal")["threads"] == 256
+    assert _policy.policy("rms_norm", "metal")["threads"] == 512
     assert _policy.policy("rms_norm", "nothing") == {}
     assert _policy.policy("no_such_op", "metal") == {}
 
 
 def test_a_user_file_overrides_single_values(write_policy: Write) -> None:
-    write_policy("[rms_norm.metal]\nthreads = 512\n")
+    write_policy("[rms_norm.metal]\nthreads = 256\n")
     values = _policy.policy("rms_norm", "metal")
-    assert values["threads"] == 512
+    assert values["threads"] == 256
     assert values["simdgroups"] == 8
     program = PLANS["rms_norm"].program((Spec.contiguous((2, 8192)), None, 1e-6, 0.0))
     assert program is not None
-    assert [launch.group for launch in program.launches] == [(512, 1, 1)]
+    assert [launch.group for launch in program.launches] == [(256, 1, 1)]
+
+
+def test_rows_are_whole_with_any_number_of_threads(write_policy: Write) -> None:
+    write_policy("[rms_norm.metal]\nthreads = 32\n")
+    x = torch.randn(3, 1001)
+    with metalcore.simulate():
+        y = metalcore.rms_norm(x)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (1001,)))
 
 
 def test_compiled_kernels_have_numbers_of_their_own(write_policy: Write) -> None:

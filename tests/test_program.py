@@ -48,12 +48,12 @@ def test_a_good_launch_is_made() -> None:
 
 BAD = [
     ({"threads": (0, 1, 1)}, "needs a non-empty grid, got (0, 1, 1)"),
-    ({"group": (2048, 1, 1)}, "needs 1 to 1024 threads per group, got (2048, 1, 1)"),
+    ({"group": (2048, 1, 1)}, "needs 1 to 512 threads per group, got (2048, 1, 1)"),
     (SUM | {"group": (33, 1, 1)}, "because it uses collectives, got (33, 1, 1)"),
     ({"args": (1,) * 32}, "needs at most 31 buffers, got 32"),
     ({"args": GOOD["args"][:3]}, "needs 4 arguments, got 3"),
-    ({"args": (buffer(2, 4), buffer(4), 2, 4.0)}, "needs n as long, got 4.0"),
-    ({"args": (buffer(2, 4), buffer(4), True, 4)}, "needs blocks as long, got True"),
+    ({"args": (buffer(2, 4), buffer(4), 2, 4.0)}, "needs n as uint, got 4.0"),
+    ({"args": (buffer(2, 4), buffer(4), True, 4)}, "needs blocks as uint, got True"),
     (
         {"args": (buffer(2, 4, dtype=torch.float16), buffer(4), 2, 4)},
         "needs share as float*, got torch.float16 tensor",
@@ -241,7 +241,9 @@ def test_a_kind_of_arguments_is_planned_and_compiled_once(monkeypatch: pytest.Mo
     made: list[FakeLibrary] = []
     planned: list[Any] = []
     plan = PLANS["rms_norm"].program
-    monkeypatch.setattr(Planned, "program", lambda self, args: planned.append(args) or plan(args))
+    monkeypatch.setattr(
+        Planned, "program", lambda self, args, cores: planned.append(args) or plan(args, cores)
+    )
 
     def compiler(text: str) -> FakeLibrary:
         made.append(FakeLibrary(text))

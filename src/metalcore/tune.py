@@ -31,7 +31,7 @@ _LENGTHS = (4, 16, 64, 256, 1024, 4096)
 _SIDES = (4, 8, 16, 32, 64, 128, 256, 512)
 _BATCHES = (1, 2, 3, 4, 6, 10, 20, 50, 150, 500)
 _MOST_IN_MATRICES = 1 << 19
-_THREADS = (32, 64, 128, 256, 512, 1024)
+_THREADS = (32, 64, 128, 256, 512)
 # Seconds for each of these, and by how much ours must be ahead: less is noise.
 _SECONDS = 0.02
 _AHEAD = 1.02

@@ -67,7 +67,7 @@ def test_scaled_clipped_and_maximized(backend: Backend) -> None:
 
 def test_a_list_is_planned_once_whatever_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, planned = Planned.program, []
-    monkeypatch.setattr(Planned, "program", lambda s, args: planned.append(s) or plan(s, args))
+    monkeypatch.setattr(Planned, "program", lambda *given: planned.append(given) or plan(*given))
     args = _arguments(torch.float32, CPU, grad_scale=3.0)
     expected = copy.deepcopy(args)
     for given in args[:4]:

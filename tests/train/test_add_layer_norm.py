@@ -43,6 +43,19 @@ def test_without_weights(backend: Backend) -> None:
     check_op(backend, "add_layer_norm", (x, residual, None, None, 1e-5), reduces_over=65)
 
 
+@pytest.mark.parametrize("n", [63, 1000, 4099])
+def test_a_row_of_equal_values_becomes_the_bias(backend: Backend, n: int) -> None:
+    bias = backend.randn(n)
+    x, one = bias.new_full((2, n), 123456.7), bias.new_ones(2, n)
+    for y in (
+        metalcore.layer_norm(x, (n,), None, bias),
+        metalcore.add_layer_norm(x, one, None, bias)[0],
+    ):
+        torch.testing.assert_close(y, bias.expand(2, n), rtol=0, atol=1e-5)
+    mean = metalcore.fused_add_layernorm(x, one, None, None)[1]
+    assert torch.equal(mean, (x + one)[:, 0])
+
+
 def test_equals_torch(backend: Backend) -> None:
     x, residual = backend.randn(6, 33), backend.randn(6, 33)
     weight, bias = backend.randn(33), backend.randn(33)

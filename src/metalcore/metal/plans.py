@@ -87,10 +87,16 @@ class Planned:
                 key += (t.shape, t.dtype, t.is_contiguous() or t.stride(), t.storage_offset() & 3)
         return tuple(key)
 
-    def program(self, args: Sequence[Any]) -> Program | None:
-        """Plan for these arguments, tensors or Specs of them; None where the plan declines."""
-        values_of = policy(self.plan.__module__.rpartition(".")[2], "metal")
-        p = Program(values_of, len(flat(args)), has_lists=bool(self._places[1]))
+    def program(self, args: Sequence[Any], gpu_cores: int | None = None) -> Program | None:
+        """Plan for these arguments, tensors or Specs of them, on a GPU of so many cores; None where
+        the plan declines."""
+        op = self.plan.__module__.rpartition(".")[2]
+        cores = gpu_cores or policy("gpu", "metal")["cores"]
+        p = Program(
+            {**policy(op, "metal"), "gpu_cores": cores},
+            len(flat(args)),
+            has_lists=bool(self._places[1]),
+        )
         slots = iter(range(p.arguments))
         values: dict[str, Any] = {}
         for (name, kind), a in zip(self._kinds, args, strict=True):

@@ -58,7 +58,7 @@ def execute(op: str, args: Sequence[Any], backend: "Backend") -> Any:
 
 
 def _bind(planned: Planned, args: Sequence[Any], backend: "Backend") -> Action:
-    program = planned.program(args)
+    program = planned.program(args, backend.gpu_cores)
     if program is None:
         return lambda args: NotImplemented
     return backend.runner(program, backend, next(_trace.tensors(args)).device)
@@ -205,6 +205,14 @@ class Backend(NamedTuple):
     name: str
     compiler: source.Compiler | None = None
     runner: type[Runner] = Runner
+
+    @property
+    def gpu_cores(self) -> int | None:
+        """Those of this machine's GPU; None where kernels run elsewhere, and where an older torch
+        does not tell."""
+        tell = getattr(torch.backends.mps, "get_core_count", None)
+        is_here = self.compiler is None and torch.backends.mps.is_available()
+        return tell() if tell is not None and is_here else None
 
 
 METAL = Backend("metal")

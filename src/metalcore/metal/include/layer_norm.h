@@ -6,7 +6,7 @@
 
 // weight[i], or `none` where there is no weight.
 template <typename wide, bool WEIGHT, typename stored>
-inline wide value_or(float none, device const stored* weight, long i) {
+inline wide value_or(float none, device const stored* weight, uint i) {
   return WEIGHT ? wide(weight[i]) : wide(none);
 }
 
@@ -16,12 +16,12 @@ struct norm_of_rows {
   typedef typename chunk<W, WIDTH>::stored stored;
   device const stored* weight;
   device const stored* bias;
-  long n;
+  uint n;
   float eps;
 
   // v * weight[i] + bias[i]
   template <typename wide>
-  wide scaled(wide v, long i) const thread {
+  wide scaled(wide v, uint i) const thread {
     return v * value_or<wide, WEIGHT>(1.0f, weight, i) + value_or<wide, BIAS>(0.0f, bias, i);
   }
 };
@@ -32,7 +32,7 @@ inline typename chunk<T, WIDTH>::stored row_at(
     device const typename chunk<T, WIDTH>::stored* x,
     device const typename chunk<T, WIDTH>::stored* residual,
     device typename chunk<T, WIDTH>::stored* sum,
-    long i) {
+    uint i) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   stored s = x[i];
@@ -43,27 +43,8 @@ inline typename chunk<T, WIDTH>::stored row_at(
   return s;
 }
 
-// The mean of values that come one by one, and the sum of squares of their distances from it.
-struct running_moments {
-  float seen = 0.0f;
-  float mean = 0.0f;
-  float squares = 0.0f;
-
-  template <typename wide>
-  void add(wide v, int width) thread {
-    seen += float(width);
-    const wide off = v - mean;
-    mean += total(off) / seen;
-    squares += total(off * (v - mean));
-  }
-  // their squares from another center
-  float around(float center) const thread {
-    return squares + seen * (mean - center) * (mean - center);
-  }
-};
-
 // y, mean and rstd of the row `x` by `lanes` threads. Where ADD is set, the row is x + residual,
-// and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 64 floats.
+// and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 96 floats.
 template <typename T, int WIDTH, int KEEP, bool ADD, typename NORM>
 inline void layer_norm_row(
     device const typename chunk<T, WIDTH>::stored* x,
@@ -78,45 +59,58 @@ inline void layer_norm_row(
     uint lanes) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
-  const long n = norm.n;
+  const uint n = norm.n;
+  const float part = 1.0f / float(n * WIDTH);
 
   stored kept[KEEP];
   float whole = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * long(lanes);
+    const uint i = lane + k * lanes;
     kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : stored(0.0f);
     whole += total(wide(kept[k]));
   }
-  running_moments rest;
-  for (long i = lane + KEEP * long(lanes); i < n; i += lanes) {
-    rest.add(wide(row_at<T, WIDTH, ADD>(x, residual, sum, i)), WIDTH);
+  for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
+    whole += total(wide(row_at<T, WIDTH, ADD>(x, residual, sum, i)));
   }
-  whole += rest.seen * rest.mean;
-  const float m = threadgroup_sum(whole, scratch, lane, lanes) / float(n * WIDTH);
+  const float center = threadgroup_sum(whole, scratch, lane, lanes) * part;
 
-  float squares = rest.around(m);
+  // The center is rounded, so it is off the mean: by as much as all values differ, if they are
+  // large and nearly the same. x - center has no such error.
+  float off = 0.0f;
+  float squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
-    const wide v = wide(kept[k]) - m;
-    squares += lane + k * long(lanes) < n ? total(v * v) : 0.0f;
+    const wide v = wide(kept[k]) - center;
+    const bool counts = lane + k * lanes < n;
+    off += counts ? total(v) : 0.0f;
+    squares += counts ? total(v * v) : 0.0f;
   }
-  // the other half of scratch, because a thread may still read the first one
-  squares = threadgroup_sum(squares, scratch + 32, lane, lanes);
-  const float r = 1.0f / precise::sqrt(squares / float(n * WIDTH) + norm.eps);
+  for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
+    const wide v = wide(ADD ? sum[i] : x[i]) - center;
+    off += total(v);
+    squares += total(v * v);
+  }
+  // another part of scratch, because a thread may still read the first one
+  const float2 sums = threadgroup_sum(float2(off, squares), scratch + 32, lane, lanes) * part;
+  const float variance = sums.y - sums.x * sums.x;
+  const float r = precise::rsqrt((variance < 0.0f ? 0.0f : variance) + norm.eps);
+  const float shift = -sums.x * r;
 
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * long(lanes);
+    const uint i = lane + k * lanes;
     if (i < n) {
-      y[i] = stored(norm.template scaled<wide>((wide(kept[k]) - m) * r, i));
+      const wide v = fma(wide(kept[k]) - center, wide(r), wide(shift));
+      y[i] = stored(norm.template scaled<wide>(v, i));
     }
   }
-  for (long i = lane + KEEP * long(lanes); i < n; i += lanes) {
-    y[i] = stored(norm.template scaled<wide>((wide(ADD ? sum[i] : x[i]) - m) * r, i));
+  for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
+    const wide v = fma(wide(ADD ? sum[i] : x[i]) - center, wide(r), wide(shift));
+    y[i] = stored(norm.template scaled<wide>(v, i));
   }
   if (lane == 0) {
-    *mean = m;
+    *mean = center + sums.x;
     *rstd = r;
   }
 }

@@ -6,11 +6,11 @@
 using namespace metal;
 
 // How many of the n sorted values are less than v.
-inline long count_below(device const long* sorted, long n, long v) {
-  long low = 0;
-  long high = n;
+inline uint count_below(device const long* sorted, uint n, long v) {
+  uint low = 0;
+  uint high = n;
   while (low < high) {
-    const long middle = (low + high) / 2;
+    const uint middle = low + (high - low) / 2;
     if (sorted[middle] < v) {
       low = middle + 1;
     } else {

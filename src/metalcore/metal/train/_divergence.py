@@ -12,7 +12,7 @@ from metalcore.metal.program import (
     Program,
     round_up,
 )
-from metalcore.metal.train._elementwise import chunk_width
+from metalcore.metal.train._elementwise import chunk_width, launch, pieces
 
 
 def forward(p: Program, a: Arguments, file: str, kind: str, parameter: float | Number) -> Buffer:
@@ -22,9 +22,9 @@ def forward(p: Program, a: Arguments, file: str, kind: str, parameter: float | N
     variant, n = (kind, MSL_TYPE[x.dtype], width), x.numel // width
     if not a.reduce:
         loss = p.new_like(x)
-        if n:
-            args = (x, target, loss, n, parameter, a.scale)
-            p.launch(file, "divergence", variant, args, round_up(n, threads), threads)
+        for chunks, buffers in pieces((x, target, loss), width):
+            args = (*buffers, chunks, parameter, a.scale)
+            launch(p, file, "divergence", variant, args, chunks)
         return loss
     run = threads * p.policy["chunks_per_thread"]
     runs = -(-n // run)
@@ -46,11 +46,12 @@ def backward(
     dtarget = p.new_like(x) if a.need_dtarget else p.new((0,), x.dtype)
     if x.numel == 0:
         return dinput, dtarget
-    width, threads = chunk_width((x, target, dloss)), p.policy["threads"]
-    n = x.numel // width
+    width = chunk_width((x, target, dloss))
     dsum = p.dense(a.dloss, torch.float32) if a.reduce else p.new((1,))
-    out = dtarget if a.need_dtarget else p.new((4,), x.dtype)
-    args = (dloss, dsum, x, target, dinput, out, n, parameter, a.scale)
     variant = (kind, MSL_TYPE[x.dtype], width, a.reduce, a.need_dtarget)
-    p.launch(file, "divergence_backward", variant, args, round_up(n, threads), threads)
+    written = [dtarget] if a.need_dtarget else []
+    unused = [] if written else [p.new((4,), x.dtype)]
+    for chunks, (d, *inputs) in pieces((dloss, x, target, dinput, *written), width):
+        args = (d, dsum, *inputs, *unused, chunks, parameter, a.scale)
+        launch(p, file, "divergence_backward", variant, args, chunks)
     return dinput, dtarget

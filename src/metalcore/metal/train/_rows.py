@@ -5,20 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from metalcore.metal.program import (
-    MAX_THREADS_PER_GROUP,
-    MSL_TYPE,
-    SIMD_WIDTH,
-    Buffer,
-    Policy,
-    round_up,
-)
+from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Buffer, Policy, Size, round_up
 
-# Chunks of a row that a thread keeps in registers, 16 of them for four floats each.
+# Chunks of a row that a thread keeps in registers while there are threads for more of them.
 KEEP = 4
-# Registers that it keeps of a row too long for these, nearly what 1024 threads can have beside
-# those that they work with.
-LONG_REGISTERS = 28
+# And of a row that is longer, by the width of a chunk: 512 threads of an M1 or M2 have registers
+# for 208 half floats each, with those that they compute with.
+_KEEP_LONG = {4: (8, 13), 1: (16, 32)}
 
 
 @dataclass(frozen=True)
@@ -31,34 +24,31 @@ class RowShare:
     rows: int
 
     @classmethod
-    def of(cls, n: int, buffers: tuple[Buffer, ...], policy: Policy) -> "RowShare":
-        """One simdgroup per row while it can keep the row, then up to `threads` threads, and more
-        only where these cannot keep it."""
+    def of(
+        cls, n: int, buffers: tuple[Buffer, ...], policy: Policy, keep: int = KEEP
+    ) -> "RowShare":
+        """One simdgroup per row while it can keep the row, then as many threads as keep it with
+        `keep` chunks each, up to `threads` of them."""
         width = 4 if n % 4 == 0 and all(b.is_aligned for b in buffers) else 1
         chunks = n // width
-        lanes = round_up(-(-chunks // KEEP), SIMD_WIDTH)
-        if lanes > policy["threads"]:
-            lanes = min(lanes, MAX_THREADS_PER_GROUP)
+        lanes = min(policy["threads"], round_up(-(-chunks // keep), SIMD_WIDTH))
         rows = policy.get("simdgroups", 1) if lanes == SIMD_WIDTH else 1
         return cls(width, chunks, lanes, rows)
 
     @property
-    def is_long(self) -> bool:
-        """Whether threads cannot keep the row in the registers of KEEP chunks."""
-        return self.chunks > KEEP * self.lanes
+    def keep(self) -> int:
+        """Chunks for which a thread takes registers: all of its own, or the most that it can."""
+        choices = (KEEP, *_KEEP_LONG[self.width])
+        return next((k for k in choices if k * self.lanes >= self.chunks), choices[-1])
 
     def variant(self, *dtypes: torch.dtype) -> tuple[str | int, ...]:
         """The template arguments of kernels of these dtypes."""
         return *(MSL_TYPE[d] for d in dtypes), self.width
 
-    def norm_variant(self, x: torch.dtype, weight: torch.dtype) -> tuple[str | int, ...]:
-        """The same for norms, which keep rows as they are stored, and how many chunks of them:
-        half types fit without more."""
-        long = self.is_long and self.width == 4
-        keep = 2 * KEEP if x != torch.float32 else LONG_REGISTERS // 4 if long else KEEP
-        return *self.variant(x, weight), keep
+    def busy_groups(self, policy: Policy) -> int:
+        """Rows at a time that give all cores of the GPU work."""
+        return max(1, policy["threads_per_core"] * policy["gpu_cores"] // self.lanes)
 
-    def grid(self, rows: int) -> tuple[int, int]:
-        """The threads of `rows` rows, and of a group."""
-        group = self.lanes * min(self.rows, rows)
-        return round_up(rows * self.lanes, group), group
+    def grid(self, rows: int) -> tuple[Size, Size]:
+        """The threads of `rows` rows, lanes by rows, and those of a group."""
+        return (self.lanes, rows, 1), (self.lanes, min(self.rows, rows), 1)

@@ -12,16 +12,18 @@
 
 #include "reduce.h"
 
-// The numbers of a step, and what a tensor's values need to know of their place.
+// The numbers of a step, and what values need to know of their place: the i-th of n that the
+// threadgroup has, in a block of the tensor.
 struct adamw {
   float decay, keep1, beta2, keep2, step_size, inverse_root, eps;
   uint seed;
-  long i;
-  long n;
+  uint i;
+  uint n;
+  uint block;
 };
 
 template <int WIDTH, typename T>
-inline float4 load4(device const T* x, long i, long n) {
+inline float4 load4(device const T* x, uint i, uint n) {
   if (WIDTH == 4 && i + 4 <= n) {
     return float4(*(device const vec<T, 4>*)(x + i));
   }
@@ -35,7 +37,7 @@ inline float4 load4(device const T* x, long i, long n) {
 }
 
 template <int WIDTH, typename T>
-inline void store4(device T* x, long i, long n, float4 v) {
+inline void store4(device T* x, uint i, uint n, float4 v) {
   if (WIDTH == 4 && i + 4 <= n) {
     *(device vec<T, 4>*)(x + i) = vec<T, 4>(v);
     return;
@@ -74,8 +76,8 @@ inline uint hash(uint x) {
 
 // Random bits for the four values from a.i on.
 inline uint4 noise(thread const adamw& a) {
-  const uint place = uint(a.i % 128);
-  return hash(a.seed + uint(a.i / 128) * 0x9e3779b9u) +
+  const uint place = a.i % 128;
+  return hash(a.seed + a.block * 0x9e3779b9u) +
          uint4(place, place + 1, place + 2, place + 3) * 0x9e3779b1u;
 }
 
@@ -120,9 +122,9 @@ struct eight_bit {
   uint largest;
   uint lane;
 
-  eight_bit(moment<uchar> stored, long block, uint lane, bool is_signed)
-      : codes(stored.old + block * 132),
-        new_codes(stored.next + block * 132),
+  eight_bit(moment<uchar> stored, uint block, uint lane, bool is_signed)
+      : codes(stored.old + ulong(block) * 132),
+        new_codes(stored.next + ulong(block) * 132),
         largest(is_signed ? 127 : 255),
         lane(lane) {
     uint read = 0;
@@ -171,7 +173,7 @@ inline float4 step(
     moment<uchar> v,
     moment<uchar> most,
     uint lane) {
-  const long block = a.i / 128;
+  const uint block = a.block;
   const uint4 bits = as_type<uint4>(g) & 0x7fffffffu;
   const float largest = as_type<float>(simd_max(max(max(bits.x, bits.y), max(bits.z, bits.w))));
   eight_bit first_block(m, block, lane, true);
@@ -217,7 +219,7 @@ template <
     bool SCALED,
     bool CLIPPED,
     bool STOCHASTIC>
-[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_step(
+[[max_total_threads_per_threadgroup(512)]] kernel void adamw_step(
     device const T* p0 [[buffer(0)]],
     device const T* p1 [[buffer(1)]],
     device const T* p2 [[buffer(2)]],
@@ -255,7 +257,7 @@ template <
   // table: values, first threadgroup and seed of each slot; numbers: those of the step, then step
   // size and inverse root of each slot
   uint slot = 0;
-  while (slot < 3 && long(group) >= table[4 + slot + 1]) {
+  while (slot < 3 && group >= uint(table[4 + slot + 1])) {
     ++slot;
   }
   adamw a;
@@ -272,30 +274,35 @@ template <
     const float clip = numbers[7] / (grad_norm[0] * unscale + 1e-6f);
     factor *= clip > 1.0f ? 1.0f : clip;
   }
-  a.n = table[slot];
+  const uint of_tensor = group - uint(table[4 + slot]);
+  const ulong start = ulong(of_tensor) * (lanes * 4);
+  a.n = uint(min(ulong(table[slot]) - start, ulong(lanes * 4)));
   a.seed = uint(table[8 + slot]);
-  a.i = ((long(group) - table[4 + slot]) * lanes + lane) * 4;
+  a.i = lane * 4;
+  a.block = of_tensor * (lanes / 32) + lane / 32;
   // whole simdgroups leave: a block is shared by one
   if (a.i / 128 * 128 >= a.n) {
     return;
   }
-  const moment<S> m = {PICK4(m), PICK4(new_m)};
-  const moment<S> v = {PICK4(v), PICK4(new_v)};
-  const moment<S> most = {PICK_BESIDE(v), PICK_BESIDE(new_v)};
+  // moments in 8 bits are found by their block
+  const ulong skipped = sizeof(S) == 1 ? 0 : start;
+  const moment<S> m = {PICK4(m) + skipped, PICK4(new_m) + skipped};
+  const moment<S> v = {PICK4(v) + skipped, PICK4(new_v) + skipped};
+  const moment<S> most = {PICK_BESIDE(v) + skipped, PICK_BESIDE(new_v) + skipped};
 
-  float4 gradient = load4<WIDTH>(PICK4(g), a.i, a.n);
+  float4 gradient = load4<WIDTH>(PICK4(g) + start, a.i, a.n);
   if (SCALED) {
     gradient *= unscale;
-    store4<WIDTH>(PICK_BESIDE(new_p), a.i, a.n, gradient);
+    store4<WIDTH>(PICK_BESIDE(new_p) + start, a.i, a.n, gradient);
   }
-  const float4 old = load4<WIDTH>(PICK4(p), a.i, a.n);
+  const float4 old = load4<WIDTH>(PICK4(p) + start, a.i, a.n);
   const float4 change = step<WIDTH, AMSGRAD>(a, gradient * factor, m, v, most, lane % 32);
   const float4 next = old * a.decay - change;
-  store4<WIDTH>(PICK4(new_p), a.i, a.n, STOCHASTIC ? by_chance(a, next) : next);
+  store4<WIDTH>(PICK4(new_p) + start, a.i, a.n, STOCHASTIC ? by_chance(a, next) : next);
 }
 
 template <typename T, int WIDTH>
-[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_norm(
+[[max_total_threads_per_threadgroup(512)]] kernel void adamw_norm(
     device const T* x0 [[buffer(0)]],
     device const T* x1 [[buffer(1)]],
     device const T* x2 [[buffer(2)]],
@@ -304,7 +311,7 @@ template <typename T, int WIDTH>
     device const T* x5 [[buffer(5)]],
     device const T* x6 [[buffer(6)]],
     device float* sums [[buffer(7)]],
-    constant long& values_per_sum [[buffer(8)]],
+    constant uint& values_per_sum [[buffer(8)]],
     constant long* table [[buffer(9)]],
     uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
@@ -312,33 +319,34 @@ template <typename T, int WIDTH>
   // table: values, first threadgroup and first sum of each slot
   threadgroup float scratch[32];
   uint slot = 0;
-  while (slot < 6 && long(group) >= table[7 + slot + 1]) {
+  while (slot < 6 && group >= uint(table[7 + slot + 1])) {
     ++slot;
   }
-  device const T* x = PICK7(x);
-  const long first = (long(group) - table[7 + slot]) * values_per_sum;
-  const long last = min(table[slot], first + values_per_sum);
+  const uint of_tensor = group - uint(table[7 + slot]);
+  const ulong first = ulong(of_tensor) * values_per_sum;
+  const uint count = uint(min(ulong(table[slot]) - first, ulong(values_per_sum)));
+  device const T* x = PICK7(x) + first;
   float sum = 0.0f;
-  for (long i = first + lane * 4; i < last; i += lanes * 4) {
-    const float4 v = load4<WIDTH>(x, i, last);
+  for (uint i = lane * 4; i < count; i += lanes * 4) {
+    const float4 v = load4<WIDTH>(x, i, count);
     sum += dot(v, v);
   }
   sum = threadgroup_sum(sum, scratch, lane, lanes);
   if (lane == 0) {
-    sums[table[14 + slot] + group - table[7 + slot]] = sum;
+    sums[uint(table[14 + slot]) + of_tensor] = sum;
   }
 }
 
 // One threadgroup.
-[[max_total_threads_per_threadgroup(1024)]] kernel void adamw_norm_total(
+[[max_total_threads_per_threadgroup(512)]] kernel void adamw_norm_total(
     device const float* sums [[buffer(0)]],
     device float* norm [[buffer(1)]],
-    constant long& count [[buffer(2)]],
+    constant uint& count [[buffer(2)]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   float sum = 0.0f;
-  for (long i = lane; i < count; i += lanes) {
+  for (uint i = lane; i < count; i += lanes) {
     sum += sums[i];
   }
   sum = threadgroup_sum(sum, scratch, lane, lanes);

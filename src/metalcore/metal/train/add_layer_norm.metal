@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // sum = x + residual,  y = (sum - mean) * rstd * weight + bias
 //
-// `lanes` threads share a row: a whole threadgroup, or one simdgroup of several. They keep it in
-// registers, KEEP chunks of WIDTH values each, and read the rest of a long row again. Lengths are
-// in chunks.
+// The grid is lanes x rows: `lanes` threads share a row, a whole threadgroup or one simdgroup of
+// several. They keep it in registers, KEEP chunks of WIDTH values each, and read the rest of a long
+// row again. Lengths are in chunks.
 
 #include "layer_norm.h"
 
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
-[[max_total_threads_per_threadgroup(1024)]] kernel void add_layer_norm(
+[[max_total_threads_per_threadgroup(512)]] kernel void add_layer_norm(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* residual [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
@@ -17,19 +17,14 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
     device typename chunk<T, WIDTH>::stored* sum [[buffer(5)]],
     device float* mean [[buffer(6)]],
     device float* rstd [[buffer(7)]],
-    constant long& rows [[buffer(8)]],
-    constant long& n [[buffer(9)]],
-    constant long& lanes [[buffer(10)]],
-    constant float& eps [[buffer(11)]],
-    uint thread_index [[thread_position_in_grid]],
-    uint in_group [[thread_position_in_threadgroup]]) {
-  threadgroup float scratch[64];
-  const long row = thread_index / lanes;
-  if (row >= rows) {
-    return;
-  }
+    constant uint& n [[buffer(8)]],
+    constant float& eps [[buffer(9)]],
+    uint2 at [[thread_position_in_grid]],
+    uint2 size [[threads_per_threadgroup]]) {
+  threadgroup float scratch[96];
+  const ulong row = at.y;
   const norm_of_rows<W, WIDTH, WEIGHT, BIAS> norm = {weight, bias, n, eps};
   layer_norm_row<T, WIDTH, KEEP, true>(
       x + row * n, residual + row * n, y + row * n, sum + row * n, mean + row, rstd + row, norm,
-      scratch, in_group % uint(lanes), uint(lanes));
+      scratch, at.x, size.x);
 }

@@ -18,8 +18,8 @@ def forward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
     if x.numel == 0:
         return y, total, p.fill(mean, float("nan")), p.fill(rstd, float("nan"))
     share, rows = RowShare.of(x.shape[-1], (x, residual, w, b), p.policy), rstd.numel
-    args = (x, residual, w, b, y, total, mean, rstd, rows, share.chunks, share.lanes, a.eps)
+    args = (x, residual, w, b, y, total, mean, rstd, share.chunks, a.eps)
     flags = (a.weight is not None, a.bias is not None)
-    variant = (*share.norm_variant(x.dtype, dtype), *flags)
+    variant = (*share.variant(x.dtype, dtype), share.keep, *flags)
     p.launch(FILE, "add_layer_norm", variant, args, *share.grid(rows))
     return y, total, mean, rstd

@@ -35,6 +35,6 @@ def _norm_of_sum(
         return y, p.fill(rstd, float("nan"))
     row = RowShare.of(x.shape[-1], (x, residual, w, total), p.policy)
     args = (x, residual, w, y, total, rstd, row.chunks, a.eps, a.weight_offset)
-    variant = (*row.norm_variant(x.dtype, w.dtype), a.weight is not None)
-    p.launch(FILE, "add_rms_norm", variant, args, rstd.numel * row.lanes, row.lanes)
+    variant = (*row.variant(x.dtype, w.dtype), row.keep, a.weight is not None)
+    p.launch(FILE, "add_rms_norm", variant, args, *row.grid(rstd.numel))
     return y, rstd

@@ -1,31 +1,47 @@
 // SPDX-License-Identifier: MIT
-//   y = softcap * tanh(x / softcap), or x where softcap is 0;  p = exp(y - lse)
+//   y = softcap * tanh(x / softcap), or x without CAP;  p = exp(y - lse)
 //   loss = (1 - e) w_t (lse - y_t) + e / n * sum_j w_j (lse - y_j) + z w_t lse^2
 //   dy_j = p_j * ((1 - e) w_t + e / n * sum(w) + 2 z w_t lse) - e / n * w_j - [j = t] (1 - e) w_t
 //
-// One threadgroup per row, in chunks of WIDTH values. Its threads keep KEEP chunks each and read
-// the rest again for the gradient, which may take the memory of the logits. For a mean, losses and
-// gradients are divided by *divisor. A target that is no class makes them NaN.
+// The grid is lanes x rows, one threadgroup per row, in chunks of WIDTH values. Its threads keep
+// KEEP chunks each, or none of a long row, which they read again for the gradient. That may take
+// the memory of the logits. For a mean, losses and gradients are divided by *divisor. A target that
+// is no class makes them NaN. Without SMOOTH, e is 0.
 // cross_entropy_divisor adds up the targets, cross_entropy_total the losses of all rows, in one
 // threadgroup: the order of a sum depends on the number of rows alone.
 
 #include "log_sum_exp.h"
 
-inline float capped(float x, float softcap) {
-  return softcap > 0.0f ? softcap * precise::tanh(x / softcap) : x;
-}
-inline float4 capped(float4 x, float softcap) {
-  return softcap > 0.0f ? softcap * precise::tanh(x / softcap) : x;
+// 1 at place t of a chunk, else 0.
+inline float one_at(float, uint) { return 1.0f; }
+inline float4 one_at(float4, uint t) { return float4(t == 0, t == 1, t == 2, t == 3); }
+
+// The logits of a row as the loss sees them.
+template <bool CAP>
+struct soft_cap {
+  float cap;
+  float per_cap;
+
+  template <typename wide>
+  wide capped(wide x) const thread {
+    return CAP ? cap * precise::tanh(x * per_cap) : x;
+  }
+  // of y = capped(x) by x
+  template <typename wide>
+  wide slope(wide y) const thread {
+    const wide t = y * per_cap;
+    return 1.0f - t * t;
+  }
+};
+
+// weight[i] where there is a weight, else 1.
+template <bool WEIGHT, typename wide, typename stored>
+inline wide weight_at(device const stored* weight, uint i) {
+  return WEIGHT ? wide(weight[i]) : wide(1.0f);
 }
 
-// 1 at the place of the target in chunk i, else 0.
-inline float one_at(float, long i, long target) { return i == target ? 1.0f : 0.0f; }
-inline float4 one_at(float4, long i, long target) {
-  const long first = 4 * i;
-  return float4(first == target, first + 1 == target, first + 2 == target, first + 3 == target);
-}
-
-// What one thread adds up along a row; sums over classes only where labels are smoothed.
+// What one thread adds up along a row: sums over classes only where labels are smoothed.
+template <bool SMOOTH>
 struct row_sums {
   running_sum exps;
   float weighted;
@@ -34,45 +50,50 @@ struct row_sums {
   row_sums() : weighted(0.0f), weights(0.0f) {}
 
   template <typename wide>
-  void add(wide y, wide w, bool smooths) thread {
-    exps.add(y);
-    if (smooths) {
+  void smooth(wide y, wide w) thread {
+    if (SMOOTH) {
       weighted += total(w * y);
       weights += total(w);
     }
   }
 };
 
+// Of a row: dx = p * mass - w * even - nll at the target.
+template <bool CAP, bool SMOOTH>
 struct row_gradient {
+  soft_cap<CAP> cap;
   float lse;
-  float nll;
-  float even;
   float mass;
-  float softcap;
-  float divisor;
-  long target;
+  float even;
+  float nll;
+  uint place;
+  uint in_chunk;
 
   // of chunk i, whose logits are x and whose weights are w
   template <typename wide>
-  wide at(wide x, wide w, long i) const thread {
-    const wide y = capped(x, softcap);
-    wide d = precise::exp(y - lse) * mass - w * even - one_at(x, i, target) * nll;
-    if (softcap > 0.0f) {
-      const wide t = y / softcap;
-      d *= 1.0f - t * t;
+  wide at(wide x, wide w, uint i) const thread {
+    const wide y = cap.capped(x);
+    wide d = power(y - lse) * mass;
+    if (SMOOTH) {
+      d -= w * even;
     }
-    return d / divisor;
+    if (i == place) {
+      d -= one_at(d, in_chunk) * nll;
+    }
+    return CAP ? d * cap.slope(y) : d;
   }
 };
 
-// weight[i] where it counts, else 1.
-template <typename wide, typename stored>
-inline wide weight_at(device const stored* weight, bool counts, long i) {
-  return counts ? wide(weight[i]) : wide(1.0f);
-}
-
-template <typename T, int WIDTH, int KEEP, bool WEIGHT, bool MEAN, bool GRADIENT>
-[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy(
+template <
+    typename T,
+    int WIDTH,
+    int KEEP,
+    bool WEIGHT,
+    bool MEAN,
+    bool GRADIENT,
+    bool SMOOTH,
+    bool CAP>
+[[max_total_threads_per_threadgroup(512)]] kernel void cross_entropy(
     device const typename chunk<T, WIDTH>::stored* logits [[buffer(0)]],
     device const T* values [[buffer(1)]],
     constant long* targets [[buffer(2)]],
@@ -82,24 +103,27 @@ template <typename T, int WIDTH, int KEEP, bool WEIGHT, bool MEAN, bool GRADIENT
     device float* losses [[buffer(6)]],
     device float* lse_out [[buffer(7)]],
     device typename chunk<T, WIDTH>::stored* dlogits [[buffer(8)]],
-    constant long& n [[buffer(9)]],
+    constant uint& n [[buffer(9)]],
     constant long& ignore_index [[buffer(10)]],
     constant float& smoothing [[buffer(11)]],
     constant float& z_loss [[buffer(12)]],
     constant float& softcap [[buffer(13)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint lane [[thread_position_in_threadgroup]],
-    uint lanes [[threads_per_threadgroup]]) {
+    uint2 at [[thread_position_in_grid]],
+    uint2 size [[threads_per_threadgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
+  constexpr bool WEIGHS = SMOOTH && WEIGHT;
   threadgroup float scratch[128];
-  logits += row * n;
-  dlogits += row * n;
-  const long classes = n * WIDTH;
-  const long target = targets[row];
+  const uint lane = at.x;
+  const uint lanes = size.x;
+  const uint row = at.y;
+  logits += ulong(row) * n;
+  dlogits += ulong(row) * n;
+  values += ulong(row) * n * WIDTH;
+  const long wanted = targets[row];
 
-  if (target == ignore_index) {
-    for (long i = lane; GRADIENT && i < n; i += lanes) {
+  if (wanted == ignore_index) {
+    for (uint i = lane; GRADIENT && i < n; i += lanes) {
       dlogits[i] = stored(0.0f);
     }
     if (lane == 0) {
@@ -108,79 +132,92 @@ template <typename T, int WIDTH, int KEEP, bool WEIGHT, bool MEAN, bool GRADIENT
     }
     return;
   }
-  const bool known = target >= 0 && target < classes;
+  const bool known = wanted >= 0 && wanted < long(n) * WIDTH;
+  const uint target = known ? uint(wanted) : 0;
   const float w_target = !known ? NAN : (WEIGHT ? weights[target] : 1.0f);
 
-  const bool smooths = smoothing > 0.0f;
-  const bool weighs = smooths && WEIGHT;
-
-  stored kept[KEEP];
-  row_sums sums;
+  row_gradient<CAP, SMOOTH> gradient;
+  gradient.cap = {softcap, CAP ? 1.0f / softcap : 0.0f};
+  stored kept[KEEP > 0 ? KEEP : 1];
+  row_sums<SMOOTH> sums;
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * lanes;
+    const uint i = lane + k * lanes;
     if (i < n) {
       kept[k] = logits[i];
-      sums.add(capped(wide(kept[k]), softcap), weight_at<wide>(weight, weighs, i), smooths);
+      const wide y = gradient.cap.capped(wide(kept[k]));
+      sums.exps.add(y);
+      sums.smooth(y, weight_at<WEIGHS, wide>(weight, i));
     }
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
-    sums.add(capped(wide(logits[i]), softcap), weight_at<wide>(weight, weighs, i), smooths);
+  uint i = lane + KEEP * lanes;
+  for (; i + lanes < n; i += 2 * lanes) {
+    const wide a = gradient.cap.capped(wide(logits[i]));
+    const wide b = gradient.cap.capped(wide(logits[i + lanes]));
+    sums.exps.add(a, b);
+    sums.smooth(a, weight_at<WEIGHS, wide>(weight, i));
+    sums.smooth(b, weight_at<WEIGHS, wide>(weight, i + lanes));
+  }
+  if (i < n) {
+    const wide y = gradient.cap.capped(wide(logits[i]));
+    sums.exps.add(y);
+    sums.smooth(y, weight_at<WEIGHS, wide>(weight, i));
   }
 
-  row_gradient gradient;
-  gradient.lse = threadgroup_log_sum_exp(sums.exps, scratch, lane, lanes);
-  gradient.nll = (1.0f - smoothing) * w_target;
-  gradient.even = smoothing / float(classes);
-  gradient.softcap = softcap;
-  gradient.divisor = MEAN ? *divisor : 1.0f;
-  gradient.target = target;
-  if (smooths) {
+  const float lse = threadgroup_log_sum_exp(sums.exps, scratch, lane, lanes);
+  if (SMOOTH) {
     sums.weighted = threadgroup_sum(sums.weighted, scratch + 64, lane, lanes);
     sums.weights = threadgroup_sum(sums.weights, scratch + 96, lane, lanes);
   }
-  const float lse = gradient.lse;
-  gradient.mass = gradient.nll + gradient.even * sums.weights + 2.0f * z_loss * w_target * lse;
-
+  const float part = MEAN ? 1.0f / *divisor : 1.0f;
+  const float nll = SMOOTH ? (1.0f - smoothing) * w_target : w_target;
+  const float even = SMOOTH ? smoothing / float(n * WIDTH) : 0.0f;
   if (lane == 0) {
-    const float x_target = known ? float(values[row * classes + target]) : NAN;
-    const float loss = gradient.nll * (lse - capped(x_target, softcap)) +
-                       gradient.even * (sums.weights * lse - sums.weighted) +
-                       z_loss * w_target * lse * lse;
-    losses[row] = loss / gradient.divisor;
+    const float y_target = gradient.cap.capped(float(values[target]));
+    float loss = nll * (lse - y_target) + z_loss * w_target * lse * lse;
+    if (SMOOTH) {
+      loss += even * (sums.weights * lse - sums.weighted);
+    }
+    losses[row] = loss * part;
     lse_out[row] = lse;
   }
   if (!GRADIENT) {
     return;
   }
+  gradient.lse = lse;
+  gradient.mass = (nll + even * sums.weights + 2.0f * z_loss * w_target * lse) * part;
+  gradient.even = even * part;
+  gradient.nll = nll * part;
+  gradient.place = target / WIDTH;
+  gradient.in_chunk = target % WIDTH;
   // the logit of the target has been read, which the gradient may overwrite
   threadgroup_barrier(mem_flags::mem_device);
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
-    const long i = lane + k * lanes;
-    if (i < n) {
-      dlogits[i] = stored(gradient.at(wide(kept[k]), weight_at<wide>(weight, weighs, i), i));
+    const uint j = lane + k * lanes;
+    if (j < n) {
+      dlogits[j] = stored(gradient.at(wide(kept[k]), weight_at<WEIGHS, wide>(weight, j), j));
     }
   }
-  for (long i = lane + KEEP * lanes; i < n; i += lanes) {
-    dlogits[i] = stored(gradient.at(wide(logits[i]), weight_at<wide>(weight, weighs, i), i));
+  for (uint j = lane + KEEP * lanes; j < n; j += lanes) {
+    dlogits[j] = stored(gradient.at(wide(logits[j]), weight_at<WEIGHS, wide>(weight, j), j));
   }
 }
 
 // The number of targets that count, or the sum of their weights.
 template <bool WEIGHT>
-[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy_divisor(
+[[max_total_threads_per_threadgroup(512)]] kernel void cross_entropy_divisor(
     device const long* targets [[buffer(0)]],
     device const float* weights [[buffer(1)]],
     device float* divisor [[buffer(2)]],
-    constant long& rows [[buffer(3)]],
+    constant uint& rows [[buffer(3)]],
     constant long& classes [[buffer(4)]],
     constant long& ignore_index [[buffer(5)]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   float sum = 0.0f;
-  for (long row = lane; row < rows; row += lanes) {
+  for (uint row = lane; row < rows; row += lanes) {
     const long target = targets[row];
     if (target != ignore_index) {
       // one that is no class makes the loss NaN by itself
@@ -194,16 +231,16 @@ template <bool WEIGHT>
 }
 
 template <bool MEAN>
-[[max_total_threads_per_threadgroup(1024)]] kernel void cross_entropy_total(
+[[max_total_threads_per_threadgroup(512)]] kernel void cross_entropy_total(
     device const float* losses [[buffer(0)]],
     device const float* divisor [[buffer(1)]],
     device float* loss [[buffer(2)]],
-    constant long& rows [[buffer(3)]],
+    constant uint& rows [[buffer(3)]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
   float sum = 0.0f;
-  for (long row = lane; row < rows; row += lanes) {
+  for (uint row = lane; row < rows; row += lanes) {
     sum += losses[row];
   }
   sum = threadgroup_sum(sum, scratch, lane, lanes);

@@ -7,15 +7,15 @@ import torch
 
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, round_up
-from metalcore.metal.train._rows import LONG_REGISTERS, RowShare
+from metalcore.metal.train._rows import KEEP, RowShare
 
 FILE = "train/cross_entropy.metal"
-# Registers of a thread for a row that fits into them, and of each the bytes.
-_REGISTERS, _BYTES = 16, 4
+# What plans choose kernels by: the plain loss pays for neither.
+_OPTIONS = ("label_smoothing", "softcap")
 _NONE, _MEAN = 0, 1
 
 
-@metal_kernel("cross_entropy")
+@metal_kernel("cross_entropy", keyed=_OPTIONS)
 def forward(p: Program, a: Arguments) -> Any:
     if a.logits.shape[1] == 0:
         return NotImplemented
@@ -25,7 +25,7 @@ def forward(p: Program, a: Arguments) -> Any:
     return loss, dlogits
 
 
-@metal_kernel("cross_entropy_")
+@metal_kernel("cross_entropy_", keyed=_OPTIONS)
 def in_place(p: Program, a: Arguments) -> Any:
     if a.logits.shape[1] == 0 or not a.logits.is_contiguous:
         return NotImplemented
@@ -51,14 +51,13 @@ def _loss(
     if rows:
         out = p.new((4,), logits.dtype) if dlogits is None else dlogits
         row = RowShare.of(n, (logits, out, weight), p.policy)
-        size = logits.dtype.itemsize
-        registers = LONG_REGISTERS if n * size > row.lanes * _REGISTERS * _BYTES else _REGISTERS
-        keep = registers * _BYTES // (size * row.width)
+        is_kept = dlogits is not None and row.chunks <= KEEP * row.lanes
         buffers = (logits, logits, target, weight, weight, divisor, losses, lse, out)
         numbers = (row.chunks, a.ignore_index, a.label_smoothing, a.z_loss, a.softcap)
         flags = (a.weight is not None, is_mean, dlogits is not None)
-        variant = (*row.variant(logits.dtype), keep, *flags)
-        p.launch(FILE, "cross_entropy", variant, (*buffers, *numbers), rows * row.lanes, row.lanes)
+        options = (a.label_smoothing > 0, a.softcap > 0)
+        variant = (*row.variant(logits.dtype), KEEP if is_kept else 0, *flags, *options)
+        p.launch(FILE, "cross_entropy", variant, (*buffers, *numbers), *row.grid(rows))
     if a.reduction == _NONE:
         return losses, lse
     loss = p.new(())

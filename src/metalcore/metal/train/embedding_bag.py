@@ -9,7 +9,8 @@ from torch import Tensor
 
 from metalcore._check import expect, refuse_index
 from metalcore.metal.plans import metal_kernel
-from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Program, Size, round_up
+from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Program, round_up
+from metalcore.metal.train._elementwise import in_neighbours
 
 FILE = "train/embedding_bag.metal"
 _MEAN, _MAX = 1, 2
@@ -54,7 +55,7 @@ def forward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
             *(MSL_TYPE[weight.dtype], width, a.mode),
             *(bags.has_offsets, a.per_sample_weights is not None),
         )
-        p.launch(FILE, "embedding_bag", variant, args, *_grid(p, chunks, bags.number))
+        p.launch(FILE, "embedding_bag", variant, args, *in_neighbours(p, (chunks, bags.number, 1)))
         p.check(partial(_refuse, rows), wrong, indices)
     return y, places
 
@@ -100,18 +101,18 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
     places = p.dense(a.places) if a.mode == _MAX else order
     sums = (dy, order, first, bag_of, used, factors, places, dweight, chunks, a.padding_idx)
     flags = (a.mode, has_factors, a.scale_grad_by_freq)
-    p.launch(FILE, "embedding_bag_backward", (*variant, *flags), sums, *_grid(p, chunks, rows))
+    p.launch(
+        FILE,
+        "embedding_bag_backward",
+        (*variant, *flags),
+        sums,
+        *in_neighbours(p, (chunks, rows, 1)),
+    )
     if a.need_per_sample:
         dots = (dy, weight, rows_of, bag_of, first, dper_sample, count, rows, chunks, a.padding_idx)
-        grid = (round_up(count * SIMD_WIDTH, threads), threads)
-        p.launch(FILE, "embedding_bag_factor", (*variant, a.scale_grad_by_freq), dots, *grid)
+        of_places = (round_up(count * SIMD_WIDTH, threads), threads)
+        p.launch(FILE, "embedding_bag_factor", (*variant, a.scale_grad_by_freq), dots, *of_places)
     return dweight, dper_sample
-
-
-def _grid(p: Program, columns: int, rows: int) -> tuple[Size, Size]:
-    """Threads and group for a thread per column and row."""
-    lanes = min(p.policy["threads"], round_up(columns, SIMD_WIDTH))
-    return (round_up(columns, lanes), rows, 1), (lanes, 1, 1)
 
 
 def _width(n: int, *buffers: Buffer) -> int:

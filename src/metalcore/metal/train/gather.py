@@ -8,7 +8,8 @@ from torch import Tensor
 
 from metalcore._check import refuse_index
 from metalcore.metal.plans import metal_kernel
-from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Program, Size, round_up
+from metalcore.metal.program import MAX_UINT, MSL_TYPE, Arguments, Buffer, Program
+from metalcore.metal.train._elementwise import in_neighbours
 
 FILE = "train/gather.metal"
 
@@ -29,9 +30,9 @@ def _pick(p: Program, a: Arguments, op: str, count: int) -> Buffer:
     y = p.new((outer, count, inner), x.dtype)
     if y.numel:
         wrong = p.fill(p.new((1,), torch.int32), 0)
-        variant = (MSL_TYPE[x.dtype], op == "gather")
+        variant = (MSL_TYPE[x.dtype], _place(x, y), op == "gather")
         args = (x, index, y, wrong, size, count, inner)
-        p.launch(FILE, "gather", variant, args, *_grid(p, inner, outer * count))
+        p.launch(FILE, "gather", variant, args, *in_neighbours(p, (inner, count, outer)))
         p.check(partial(_refuse_picked, op, size), wrong, index)
     return y
 
@@ -52,8 +53,8 @@ def scatter_add(p: Program, a: Arguments) -> Buffer:
     in_order, order = p.sort(p.dense(a.index.transpose(1, 2)))
     wrong = p.fill(p.new((1,), torch.int32), 0)
     args = (x, in_order, order, src, y, wrong, size, count, inner)
-    variant = (MSL_TYPE[x.dtype],)
-    p.launch(FILE, "scatter_add", variant, args, *_grid(p, inner, outer * size))
+    variant = (MSL_TYPE[x.dtype], _place(x, src))
+    p.launch(FILE, "scatter_add", variant, args, *in_neighbours(p, (inner, size, outer)))
     p.check(partial(_refuse_scattered, size), wrong, in_order)
     return y
 
@@ -64,6 +65,6 @@ def _refuse_scattered(size: int, wrong: Tensor, in_order: Tensor) -> None:
         refuse_index("scatter_add", low if low < 0 else high, f"a dimension of {size}")
 
 
-def _grid(p: Program, inner: int, rows: int) -> tuple[Size, Size]:
-    lanes = min(p.policy["threads"], round_up(inner, SIMD_WIDTH))
-    return (round_up(inner, lanes), rows, 1), (lanes, 1, 1)
+def _place(*buffers: Buffer) -> str:
+    """What counts the values of all these."""
+    return "uint" if all(b.numel <= MAX_UINT for b in buffers) else "ulong"

@@ -10,6 +10,8 @@ from metalcore.metal.train.rms_norm import sum_shares
 
 FILE = "train/layer_norm.metal"
 BACKWARD_FILE = "train/layer_norm_backward.metal"
+# Chunks of a row that a thread keeps beside those of dy and of two sums, in float32.
+_KEEP_BACKWARD = 3
 
 
 def kernel_weights(
@@ -33,9 +35,9 @@ def forward(p: Program, a: Arguments) -> tuple[Buffer, Buffer, Buffer]:
     if x.numel == 0:
         return y, p.fill(mean, float("nan")), p.fill(rstd, float("nan"))
     share, rows = RowShare.of(x.shape[-1], (x, w, b), p.policy), rstd.numel
-    args = (x, w, b, y, mean, rstd, rows, share.chunks, share.lanes, a.eps)
+    args = (x, w, b, y, mean, rstd, share.chunks, a.eps)
     flags = (a.weight is not None, a.bias is not None)
-    variant = (*share.norm_variant(x.dtype, dtype), *flags)
+    variant = (*share.variant(x.dtype, dtype), share.keep, *flags)
     p.launch(FILE, "layer_norm", variant, args, *share.grid(rows))
     return y, mean, rstd
 
@@ -50,14 +52,16 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
     grads = [p.new((0,), dy.dtype) if t is None else p.new_like(t) for t in wanted]
     if x.numel == 0:
         return dx, *(p.fill(grad, 0.0) for grad in grads)
-    share = RowShare.of(n, (dy, x, w, dsum), p.policy)
-    rows_per_block = -(-rows // max(1, p.policy["busy_threads"] // share.lanes))
+    keep = _KEEP_BACKWARD if x.dtype == torch.float32 else KEEP
+    policy = {**p.policy, "threads": p.policy["backward_threads"]}
+    share = RowShare.of(n, (dy, x, w, dsum), policy, keep)
+    rows_per_block = -(-rows // share.busy_groups(p.policy))
     blocks = -(-rows // rows_per_block)
     sums = [t is not None for t in wanted]
     parts = [p.new((blocks, n) if s else (4,)) for s in sums]
     args = (dy, x, w, mean, rstd, dsum, dx, *parts, rows, rows_per_block, share.chunks)
     flags = (a.weight is not None, a.dsum is not None, *sums)
-    variant = (*share.variant(x.dtype, dtype), KEEP, *flags)
+    variant = (*share.variant(x.dtype, dtype), keep, *flags)
     p.launch(BACKWARD_FILE, "layer_norm_backward", variant, args, blocks * share.lanes, share.lanes)
     for part, grad, wants in zip(parts, grads, sums, strict=True):
         if wants:

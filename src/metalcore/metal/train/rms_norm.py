@@ -26,14 +26,13 @@ def forward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
         return y, p.fill(rstd, float("nan"))
     rows, has_weight = rstd.numel, a.weight is not None
     row = RowShare.of(x.shape[-1], (x, w), p.policy)
-    if row.lanes > SIMD_WIDTH:
+    if row.chunks > KEEP * SIMD_WIDTH:
         in_groups = (x, w, y, rstd, row.chunks, a.eps, a.weight_offset)
-        variant = (*row.norm_variant(x.dtype, w.dtype), has_weight)
-        p.launch(FILE, "rms_norm", variant, in_groups, rows * row.lanes, row.lanes)
+        variant = (*row.variant(x.dtype, w.dtype), row.keep, has_weight)
+        p.launch(FILE, "rms_norm", variant, in_groups, *row.grid(rows))
         return y, rstd
     # short runs leave no thread idle, long ones read the weight less often
-    busy = max(1, rows * SIMD_WIDTH // p.policy["busy_threads"])
-    run = min(p.policy["rows_per_simdgroup"], busy)
+    run = min(p.policy["rows_per_simdgroup"], max(1, rows // row.busy_groups(p.policy)))
     simdgroups = -(-rows // run)
     group = SIMD_WIDTH * min(p.policy["simdgroups"], simdgroups)
     args = (x, w, y, rstd, rows, run, row.chunks, a.eps, a.weight_offset)
@@ -54,7 +53,7 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
     if x.numel == 0:
         return dx, p.fill(dweight, 0.0)
     row = RowShare.of(n, (dy, x, w, dsum), p.policy)
-    rows_per_block = -(-rows // max(1, p.policy["busy_threads"] // row.lanes))
+    rows_per_block = -(-rows // row.busy_groups(p.policy))
     blocks = -(-rows // rows_per_block)
     share = p.new((blocks, n) if has_share else (4,))
     args = (dy, x, w, rstd, dsum, dx, share, rows, rows_per_block, row.chunks, a.weight_offset)

@@ -2,9 +2,9 @@
 // y[j] = x[j] * cos[j] + sign(j) * x[partner(j)] * sin[j],  j < rotary;  y[j] = x[j] past it
 //
 // One thread per unit of a row and position: WIDTH values and their partners. It keeps their
-// cosines and sines, and turns a run of the heads of q and then k by them. Heads are counted
-// through, those of k after those of q. Lengths, strides (of batch, head and position) and tables
-// are in chunks of WIDTH values. Split-half: the partner is `half` chunks away; interleaved: the
+// cosines and sines, and turns a run of heads by them, of q or of k. Runs are counted through,
+// those of k after those of q. Lengths, strides (of batch, head and position) and tables are in
+// chunks of WIDTH values. Split-half: the partner is `half` chunks away; interleaved: the
 // neighbour. HALF: partners share a value of the table. A row that is not there gives NaN.
 
 #include "chunk.h"
@@ -13,23 +13,23 @@ inline float4 neighbours(float4 v) { return v.yxwz; }
 
 // Interleaved partners of the chunk v = row[i].
 template <typename T>
-inline float4 partners(float4 v, device const vec<T, 4>* row, long i) {
+inline float4 partners(float4 v, device const vec<T, 4>* row, uint i) {
   return neighbours(v);
 }
 
 template <typename T>
-inline float partners(float v, device const T* row, long i) {
+inline float partners(float v, device const T* row, uint i) {
   return float(row[i ^ 1]);
 }
 
 // Cosines or sines of chunk i, interleaved.
 template <bool HALF, typename T>
-inline float table_at(float, device const T* row, long i) {
+inline float table_at(float, device const T* row, uint i) {
   return float(row[HALF ? i / 2 : i]);
 }
 
 template <bool HALF, typename T>
-inline float4 table_at(float4, device const vec<T, 4>* row, long i) {
+inline float4 table_at(float4, device const vec<T, 4>* row, uint i) {
   if (!HALF) {
     return float4(row[i]);
   }
@@ -38,8 +38,8 @@ inline float4 table_at(float4, device const vec<T, 4>* row, long i) {
 }
 
 // The sign of the sine at chunk i, interleaved.
-inline float4 signs(float4, long) { return float4(-1.0f, 1.0f, -1.0f, 1.0f); }
-inline float signs(float, long i) { return i % 2 == 0 ? -1.0f : 1.0f; }
+inline float4 signs(float4, uint) { return float4(-1.0f, 1.0f, -1.0f, 1.0f); }
+inline float signs(float, uint i) { return i % 2 == 0 ? -1.0f : 1.0f; }
 
 template <
     typename T,
@@ -49,7 +49,7 @@ template <
     bool HALF,
     bool POSITIONS,
     bool INVERSE>
-[[max_total_threads_per_threadgroup(1024)]] kernel void rope(
+[[max_total_threads_per_threadgroup(512)]] kernel void rope(
     device const typename chunk<T, WIDTH>::stored* q [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* k [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* cos [[buffer(2)]],
@@ -57,43 +57,44 @@ template <
     device const long* positions [[buffer(4)]],
     device typename chunk<T, WIDTH>::stored* q_out [[buffer(5)]],
     device typename chunk<T, WIDTH>::stored* k_out [[buffer(6)]],
-    constant long& length [[buffer(7)]],
-    constant long& q_heads [[buffer(8)]],
-    constant long& heads [[buffer(9)]],
-    constant long& heads_per_thread [[buffer(10)]],
-    constant long& size [[buffer(11)]],
-    constant long& half_size [[buffer(12)]],
-    constant long& entries_batch [[buffer(13)]],
-    constant long& rows [[buffer(14)]],
-    constant long& row_size [[buffer(15)]],
-    constant long* q_strides [[buffer(16)]],
-    constant long* k_strides [[buffer(17)]],
-    constant long* q_out_strides [[buffer(18)]],
-    constant long* k_out_strides [[buffer(19)]],
+    constant uint& length [[buffer(7)]],
+    constant uint& q_heads [[buffer(8)]],
+    constant uint& k_heads [[buffer(9)]],
+    constant uint& heads_per_run [[buffer(10)]],
+    constant uint& q_runs [[buffer(11)]],
+    constant uint& runs [[buffer(12)]],
+    constant uint& size [[buffer(13)]],
+    constant uint& half_size [[buffer(14)]],
+    constant uint& entries_batch [[buffer(15)]],
+    constant uint& rows [[buffer(16)]],
+    constant uint& row_size [[buffer(17)]],
+    constant long* q_strides [[buffer(18)]],
+    constant long* k_strides [[buffer(19)]],
+    constant long* q_out_strides [[buffer(20)]],
+    constant long* k_out_strides [[buffer(21)]],
     uint3 at [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
-  const long units = INTERLEAVED ? size : size - half_size;
-  const long unit = at.x;
-  const long position = at.y;
-  if (unit >= units || position >= length) {
+  const uint unit = at.x;
+  const uint position = at.y;
+  if (unit >= (INTERLEAVED ? size : size - half_size) || position >= length) {
     return;
   }
-  const long runs = (heads + heads_per_thread - 1) / heads_per_thread;
-  const long batch = at.z / runs;
+  const uint batch = at.z / runs;
+  const uint run = at.z - batch * runs;
   const bool turns = unit < (INTERLEAVED ? 2 * half_size : half_size);
-  const long other = unit + half_size;
+  const uint other = unit + half_size;
 
   // of the unit, and (split-half) of its partners
   wide c = wide(NAN);
   wide s = wide(NAN);
   wide c_other = wide(NAN);
   wide s_other = wide(NAN);
-  const long entry = batch * entries_batch + position;
-  const long row = POSITIONS ? positions[entry] : entry;
-  if (turns && row >= 0 && row < rows) {
-    cos += row * row_size;
-    sin += row * row_size;
+  const uint entry = batch * entries_batch + position;
+  const long row = POSITIONS ? positions[entry] : long(entry);
+  if (turns && row >= 0 && row < long(rows)) {
+    cos += ulong(row) * row_size;
+    sin += ulong(row) * row_size;
     if (INTERLEAVED) {
       c = table_at<HALF>(c, cos, unit);
       s = table_at<HALF>(s, sin, unit);
@@ -111,17 +112,20 @@ template <
     }
   }
 
-  const long first_head = at.z % runs * heads_per_thread;
-  const long last_head = min(heads, first_head + heads_per_thread);
-  for (long h = first_head; h < last_head; ++h) {
-    const bool is_q = h < q_heads;
-    const long head = is_q ? h : h - q_heads;
-    constant long* from = is_q ? q_strides : k_strides;
-    constant long* to = is_q ? q_out_strides : k_out_strides;
-    device const stored* x = (is_q ? q : k) + batch * from[0] + head * from[1] + position * from[2];
-    device stored* y = (is_q ? q_out : k_out) + batch * to[0] + head * to[1] + position * to[2];
+  const bool is_q = run < q_runs;
+  const uint head = (is_q ? run : run - q_runs) * heads_per_run;
+  const uint last = min(is_q ? q_heads : k_heads, head + heads_per_run);
+  constant long* from = is_q ? q_strides : k_strides;
+  constant long* to = is_q ? q_out_strides : k_out_strides;
+  device const stored* x = is_q ? q : k;
+  device stored* y = is_q ? q_out : k_out;
+  const uint x_step = uint(from[1]);
+  const uint y_step = uint(to[1]);
+  x += ulong(batch) * uint(from[0]) + ulong(head) * x_step + ulong(position) * uint(from[2]);
+  y += ulong(batch) * uint(to[0]) + ulong(head) * y_step + ulong(position) * uint(to[2]);
+  for (uint h = head; h < last; ++h) {
     if (!turns) {
-      const long i = INTERLEAVED ? unit : other;
+      const uint i = INTERLEAVED ? unit : other;
       y[i] = x[i];
     } else if (INTERLEAVED) {
       const wide v = wide(x[unit]);
@@ -132,5 +136,7 @@ template <
       y[unit] = stored(a * c + b * s);
       y[other] = stored(b * c_other + a * s_other);
     }
+    x += x_step;
+    y += y_step;
   }
 }

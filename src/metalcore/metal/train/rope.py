@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
 """The program of rope."""
 
+from typing import Any
+
 import torch
 
 from metalcore.metal.plans import metal_kernel
-from metalcore.metal.program import MSL_TYPE, Arguments, Buffer, Program, round_up
+from metalcore.metal.program import MAX_UINT, MSL_TYPE, Arguments, Buffer, Program, round_up
 
 FILE = "train/rope.metal"
 
 
 @metal_kernel("rope")
-def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
+def plan(p: Program, a: Arguments) -> Any:
     heads_dim, q = a.heads_dim, a.q
     q_out = _new_laid_out_as(p, q, heads_dim)
     k_out = p.new((0,), q.dtype) if a.k is None else _new_laid_out_as(p, a.k, heads_dim)
@@ -25,6 +27,8 @@ def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
 
     dims = (0, heads_dim, 3 - heads_dim)
     strides = [[x.stride[d] for d in dims] for x in (*starts, *ends)]
+    if any(n > MAX_UINT for s in strides for n in s):
+        return NotImplemented
     sizes = (q.shape[-1], a.rotary_dim // 2, cos.shape[-1])
     is_wide = all(x.is_aligned for x in (*starts, cos, sin))
     is_wide = is_wide and all(n % 4 == 0 for n in (*sizes, *strides[0], *strides[1]))
@@ -34,19 +38,20 @@ def plan(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
 
     batches, length = q.shape[0], q.shape[3 - heads_dim]
     q_heads = q.shape[heads_dim]
-    heads = q_heads + (0 if a.k is None else a.k.shape[heads_dim])
+    k_heads = 0 if a.k is None else a.k.shape[heads_dim]
     entries = a.cos if a.positions is None else a.positions
     per_batch = len(entries.shape) == (3 if a.positions is None else 2) and entries.shape[0] > 1
     positions = p.new((1,), torch.int64) if a.positions is None else p.dense(a.positions)
-    run = min(heads, p.policy["heads_per_thread"])
+    run = p.policy["heads_per_thread"]
+    q_runs, k_runs = -(-q_heads // run), -(-k_heads // run)
     units = size if a.interleaved else size - half
     across = min(round_up(units, 4), p.policy["threads"])
     group = (across, min(length, p.policy["threads"] // across), 1)
-    threads = (round_up(units, across), round_up(length, group[1]), batches * -(-heads // run))
+    threads = (round_up(units, across), round_up(length, group[1]), batches * (q_runs + k_runs))
     flags = (a.interleaved, sizes[2] < a.rotary_dim, a.positions is not None, a.inverse)
     args = (
         *(*(_memory(p, x) for x in starts), cos, sin, positions, *(_memory(p, x) for x in ends)),
-        *(length, q_heads, heads, run, size, half),
+        *(length, q_heads, k_heads, run, q_runs, q_runs + k_runs, size, half),
         *(length if per_batch else 0, cos.numel // sizes[2], row, *in_chunks),
     )
     variant = (MSL_TYPE[q.dtype], MSL_TYPE[cos.dtype], width, *flags)

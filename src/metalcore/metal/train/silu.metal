@@ -6,34 +6,34 @@
 #include "activation.h"
 
 template <typename T, int WIDTH, bool BIAS>
-[[max_total_threads_per_threadgroup(1024)]] kernel void silu(
+[[max_total_threads_per_threadgroup(512)]] kernel void silu(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
-    constant long& n [[buffer(3)]],
-    constant long& row [[buffer(4)]],
+    constant uint& n [[buffer(3)]],
+    constant uint& row [[buffer(4)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    const wide v = BIAS ? wide(x[i]) + wide(bias[i % uint(row)]) : wide(x[i]);
+    const wide v = BIAS ? wide(x[i]) + wide(bias[i % row]) : wide(x[i]);
     y[i] = stored(activate<silu_of>(v));
   }
 }
 
 template <typename T, int WIDTH, bool BIAS>
-[[max_total_threads_per_threadgroup(1024)]] kernel void silu_backward(
+[[max_total_threads_per_threadgroup(512)]] kernel void silu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* bias [[buffer(2)]],
     device typename chunk<T, WIDTH>::stored* dx [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& row [[buffer(5)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& row [[buffer(5)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   if (i < n) {
-    const wide v = BIAS ? wide(x[i]) + wide(bias[i % uint(row)]) : wide(x[i]);
+    const wide v = BIAS ? wide(x[i]) + wide(bias[i % row]) : wide(x[i]);
     wide value, slope;
     activate<silu_of>(v, value, slope);
     dx[i] = stored(wide(dy[i]) * slope);

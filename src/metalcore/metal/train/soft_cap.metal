@@ -6,10 +6,10 @@
 #include "activation.h"
 
 template <typename T, int WIDTH>
-[[max_total_threads_per_threadgroup(1024)]] kernel void soft_cap(
+[[max_total_threads_per_threadgroup(512)]] kernel void soft_cap(
     device const typename chunk<T, WIDTH>::stored* x [[buffer(0)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(1)]],
-    constant long& n [[buffer(2)]],
+    constant uint& n [[buffer(2)]],
     constant float& cap [[buffer(3)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
@@ -20,11 +20,11 @@ template <typename T, int WIDTH>
 }
 
 template <typename T, int WIDTH>
-[[max_total_threads_per_threadgroup(1024)]] kernel void soft_cap_backward(
+[[max_total_threads_per_threadgroup(512)]] kernel void soft_cap_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* dx [[buffer(2)]],
-    constant long& n [[buffer(3)]],
+    constant uint& n [[buffer(3)]],
     constant float& cap [[buffer(4)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;

@@ -5,7 +5,7 @@ import torch
 
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import Arguments, Buffer, Program
-from metalcore.metal.train._rows import KEEP, LONG_REGISTERS, RowShare
+from metalcore.metal.train._rows import KEEP, RowShare
 
 FILE = "train/softmax.metal"
 
@@ -22,10 +22,8 @@ def forward(p: Program, a: Arguments) -> Buffer:
     else:
         mask, (b, c, *strides) = _broadcast(p, a.mask, x, a.causal)
     share, rows = RowShare.of(x.shape[-1], (x, mask), p.policy), x.numel // x.shape[-1]
-    keep = LONG_REGISTERS // share.width if share.is_long else KEEP
-    steps = (s * share.chunks for s in strides)
-    args = (x, mask, y, rows, share.chunks, share.lanes, a.scale, b, c, *steps)
-    variant = (*share.variant(x.dtype), keep, a.mask is not None, a.causal)
+    args = (x, mask, y, share.chunks, a.scale, b, c, *strides)
+    variant = (*share.variant(x.dtype), share.keep, a.mask is not None, a.causal)
     p.launch(FILE, "softmax", variant, args, *share.grid(rows))
     return y
 
@@ -37,10 +35,9 @@ def backward(p: Program, a: Arguments) -> Buffer:
     if y.numel == 0:
         return dx
     share, rows = RowShare.of(y.shape[-1], (dy, y), p.policy), y.numel // y.shape[-1]
-    # two rows as they are stored: half types take a register for two values
-    long_registers = 16 if y.dtype == torch.float32 else LONG_REGISTERS
-    keep = long_registers // share.width if share.is_long else KEEP
-    args = (dy, y, dx, rows, share.chunks, share.lanes, a.scale)
+    # of two rows: half as much of each, but for half types, which are kept as they are stored
+    keep = share.keep if y.dtype != torch.float32 else min(share.keep, 2 * KEEP)
+    args = (dy, y, dx, share.chunks, a.scale)
     variant = (*share.variant(y.dtype), keep)
     p.launch(FILE, "softmax_backward", variant, args, *share.grid(rows))
     return dx

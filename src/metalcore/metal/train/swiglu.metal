@@ -6,11 +6,11 @@
 #include "activation.h"
 
 template <typename T, int WIDTH>
-[[max_total_threads_per_threadgroup(1024)]] kernel void swiglu(
+[[max_total_threads_per_threadgroup(512)]] kernel void swiglu(
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* up [[buffer(1)]],
     device typename chunk<T, WIDTH>::stored* y [[buffer(2)]],
-    constant long& n [[buffer(3)]],
+    constant uint& n [[buffer(3)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
@@ -20,13 +20,13 @@ template <typename T, int WIDTH>
 }
 
 template <typename T, int WIDTH>
-[[max_total_threads_per_threadgroup(1024)]] kernel void swiglu_backward(
+[[max_total_threads_per_threadgroup(512)]] kernel void swiglu_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* gate [[buffer(1)]],
     device const typename chunk<T, WIDTH>::stored* up [[buffer(2)]],
     device typename chunk<T, WIDTH>::stored* dgate [[buffer(3)]],
     device typename chunk<T, WIDTH>::stored* dup [[buffer(4)]],
-    constant long& n [[buffer(5)]],
+    constant uint& n [[buffer(5)]],
     uint i [[thread_position_in_grid]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
