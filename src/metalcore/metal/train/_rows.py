@@ -47,7 +47,8 @@ class RowShare:
 
     def busy_groups(self, policy: Policy) -> int:
         """Rows at a time that give all cores of the GPU work."""
-        return max(1, policy["threads_per_core"] * policy["gpu_cores"] // self.lanes)
+        threads: int = policy["threads_per_core"] * policy["gpu_cores"]
+        return max(1, threads // self.lanes)
 
     def grid(self, rows: int) -> tuple[Size, Size]:
         """The threads of `rows` rows, lanes by rows, and those of a group."""

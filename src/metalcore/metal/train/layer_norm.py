@@ -55,11 +55,12 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
     keep = _KEEP_BACKWARD if x.dtype == torch.float32 else KEEP
     policy = {**p.policy, "threads": p.policy["backward_threads"]}
     share = RowShare.of(n, (dy, x, w, dsum), policy, keep)
-    rows_per_block = -(-rows // share.busy_groups(p.policy))
+    rows_per_block = -(-rows // share.busy_groups(policy))
     blocks = -(-rows // rows_per_block)
     sums = [t is not None for t in wanted]
     parts = [p.new((blocks, n) if s else (4,)) for s in sums]
-    args = (dy, x, w, mean, rstd, dsum, dx, *parts, rows, rows_per_block, share.chunks)
+    buffers = (dy, x, w, mean, rstd, dsum, dx, *parts)
+    args = (*buffers, rows, rows_per_block, share.chunks)
     flags = (a.weight is not None, a.dsum is not None, *sums)
     variant = (*share.variant(x.dtype, dtype), keep, *flags)
     p.launch(BACKWARD_FILE, "layer_norm_backward", variant, args, blocks * share.lanes, share.lanes)
