@@ -27,6 +27,8 @@ from .harness import Bench, Built, Case, cases
 
 # Larger cases show nothing that smaller ones do not, and take minutes.
 _MAX_ELEMENTS = 1 << 22
+# Share of all launches below which one that waits does not matter.
+_SMALL = 0.1
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,18 @@ def recorded(checked: bool) -> Iterator[tuple[list[Any], list[Any]]]:
 
 
 def time_of(profiles: Sequence[Any], chip: str) -> Time:
-    """The time of launches that follow each other."""
+    """The time of launches that follow each other. A small one that waits, such as the sum of a few
+    partial results, is taken for as long as its bytes and slots."""
     found = [profile.estimate(chip) for profile in profiles]
-    longest = max(found, key=lambda e: max(e.memory, e.issue, e.complex, e.starts))
-    known = [e.total for e in found if e.total is not None]
+    lengths = [max(e.memory, e.issue, e.complex, e.starts) for e in found]
+    known = [
+        length if e.total is None and length < _SMALL * sum(lengths) else e.total
+        for e, length in zip(found, lengths, strict=True)
+    ]
+    longest = found[lengths.index(max(lengths))]
     return Time(
         chip,
-        sum(known) if len(known) == len(found) else None,
+        None if None in known else sum(t for t in known if t is not None),
         longest.limiter,
         sum(max(e.issue, e.complex) for e in found) / max(1e-12, sum(e.memory for e in found)),
         longest.confidence,
@@ -112,7 +119,7 @@ def time_of(profiles: Sequence[Any], chip: str) -> Time:
 
 def slots_of(profiles: Sequence[Any]) -> float:
     """Issue slots of all simdgroups, times their lanes."""
-    return sum(profile.slots * profile.threads for profile in profiles)
+    return float(sum(profile.slots * profile.threads for profile in profiles))
 
 
 def count(case: Case) -> Counted:

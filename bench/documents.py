@@ -16,6 +16,7 @@ from statistics import median
 
 from metalcore._report import number
 
+from . import beside
 from .harness import Row
 from .machine import counted
 from .patch.overrides import SMALL
@@ -43,7 +44,8 @@ _INTRO = """\
 `metalcore bench --docs` writes this page from the files in [bench/results](../bench/results).
 No figure is typed by hand.
 
-**Nothing here was measured on an Apple GPU.** No Metal kernel has run on one yet.
+**Nothing here was measured on an Apple GPU.** No Metal kernel has run on one yet; what a model
+estimates for them is in [apple-gpus.md](apple-gpus.md).
 
 - A figure is the time of the other side divided by metalcore's. Above 1, metalcore is faster.
 - Both sides run in one process, in turns, and the fastest of many rounds counts.
@@ -66,6 +68,7 @@ def write() -> list[Path]:
             texts[file] = quoted(file.read_text(), results)
         except ValueError as problem:
             raise ValueError(f"bench: {file.name} quotes {problem}") from None
+    texts[beside.PAGE] = beside.page()
     changed = [f for f, text in texts.items() if not f.exists() or f.read_text() != text]
     for file in changed:
         file.parent.mkdir(exist_ok=True)
@@ -75,7 +78,8 @@ def write() -> list[Path]:
 
 def documents() -> list[Path]:
     """Those that people write, and that may quote figures."""
-    return [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {PAGE})]
+    generated = {PAGE, beside.PAGE}
+    return [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - generated)]
 
 
 def quoted(text: str, results: Mapping[str, Results]) -> str:

@@ -222,4 +222,22 @@ def test_the_simulator_counts_what_kernels_move() -> None:
     assert counted.kernels == "rms_norm_float_float_4_4"
     # the row is read once and written once; the rest is one rstd per row
     assert counted.ratio <= 1.05
+    assert 5 < counted.slots_per_value < 50
+    assert [time.chip for time in counted.times] == ["M1", "M2 Max", "M4 Pro"]
+    assert 0 < counted.times[0].issue_share < 1
     assert counters.run([_bench()]) == 0
+
+
+def test_kernels_of_others_are_profiled_beside_ours() -> None:
+    from metalcore.bench import beside, peer_kernels
+
+    (softmax,) = {job.theirs["mlx"] for job in beside.JOBS if job.name == "softmax"}
+    theirs = {"mlx": softmax, "torch": lambda at, x: peer_kernels.torch_silu(at, x)}
+    job = beside.Job("softmax", lambda d: [torch.randn(3, 256, dtype=d)], metalcore.softmax, theirs)
+    ours, mlx, missing = beside.compare(job, torch.float32, peer_kernels.Sources())
+    assert (ours.library, mlx.library, mlx.group) == ("metalcore", "mlx", 64)
+    for side in (ours, mlx):
+        assert side.bytes == pytest.approx(8, rel=0.01)
+        assert side.slots > 10
+    assert missing.problem.startswith("pytorch: aten/src/ATen/native/mps/kernels/Activation")
+    assert "| softmax 3x256 float32 | metalcore |" in beside.table([ours, mlx, missing])

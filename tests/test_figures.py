@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metalcore.bench import documents, store
+from metalcore.bench import beside, documents, store
 from metalcore.bench.harness import Row, cases
 from metalcore.bench.machine import Machine
 from metalcore.bench.run import available
@@ -39,6 +39,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_page_is_what_the_data_generates() -> None:
     for file, text in documents.pages(store.load()).items():
         assert file.read_text() == text, f"{file.name}: run metalcore bench --docs"
+
+
+def test_the_page_of_the_simulated_kernels_is_what_the_data_generates() -> None:
+    assert beside.PAGE.read_text() == beside.page(), "run metalcore bench --docs"
 
 
 def test_every_plot_is_of_the_page() -> None:

@@ -73,16 +73,29 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     store: Annotated[bool, typer.Option("--store", help="Keep for the docs.")] = False,
     docs: Annotated[bool, typer.Option("--docs", help="Only write the docs of those.")] = False,
-    sim: Annotated[bool, typer.Option(help="Count what the Metal kernels move.")] = False,
+    sim: Annotated[
+        bool, typer.Option("--sim", help="What the Metal kernels would cost an Apple GPU.")
+    ] = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --sim: beside kernels of the mlx and torch wheels, and of checkouts named "
+            "mlx and pytorch in this folder.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Also time torch.compile.")] = False,
 ) -> None:
     """Time ops side by side with their peers, after checking that both are right."""
-    from metalcore.bench import counters
+    from metalcore.bench import beside, counters
     from metalcore.bench.run import run, select, write_documents
     from metalcore.doctor import restart_where_bfloat16_is_broken
 
     if docs:
         raise typer.Exit(write_documents())
+    if peers is not None:
+        raise typer.Exit(beside.run(peers, keep=store))
     if sim:
         try:
             benches = select(ops or [])

@@ -30,6 +30,7 @@ BARRIER_CHAIN = 16
 CLEARLY = 2.0
 
 LATENCY = "no estimate: latency-bound"
+TOO_LARGE = "does not start: its registers allow no group of this size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,12 @@ def _by_registers(half_registers: int) -> int:
     return int(constant("core", "register_bytes")) // (2 * half_registers * SIMD_WIDTH)
 
 
+def _starts(chip: Chip, work: Work) -> bool:
+    """Whether a threadgroup is as small as the registers of its threads ask for."""
+    limited = work.half_registers and chip.generation <= 2
+    return not limited or work.group_simdgroups * SIMD_WIDTH <= largest_group(work.half_registers)
+
+
 def estimate(chip: Chip, work: Work) -> Estimate:
     """What `work` would take on `chip`."""
     resident = resident_simdgroups(chip, work)
@@ -177,7 +184,9 @@ def estimate(chip: Chip, work: Work) -> Estimate:
     limiter, next_one = sorted(times, key=lambda name: -times[name])[:2]
     clear = times[limiter] >= CLEARLY * times[next_one]
     total: float | None = constant("model", "launch_us") * 1e-3 + times[limiter]
-    if busy < 1 or work.barriers > BARRIER_CHAIN:
+    if not _starts(chip, work):
+        limiter, total, confidence = "registers", None, TOO_LARGE
+    elif busy < 1 or work.barriers > BARRIER_CHAIN:
         limiter, total, confidence = "latency", None, LATENCY
     elif limiter == "memory" and work.needed <= chip.cache:
         confidence = "at most: its data may be in the cache"

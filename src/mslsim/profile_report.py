@@ -20,6 +20,7 @@ LIMITERS = {
     "complex": "complex functions",
     "starts": "threadgroup starts",
     "latency": "latency",
+    "registers": "registers",
 }
 
 

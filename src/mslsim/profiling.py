@@ -31,6 +31,8 @@ else:
     import tomli as tomllib
 
 Place = tuple[str, int]
+# Of a buffer in constant memory: registers hold as much for all threads together.
+_SHARED_BYTES = 512
 
 
 @lru_cache(maxsize=1)
@@ -202,9 +204,13 @@ def _profile(
             for where in set(c.place):
                 called[where] += share
     slots = sum(classes.values())
-    # A constant value is read once, into registers that all threads share.
-    values = {r.name for r in rows if r.is_constant and r.is_reference}
-    buffers = [b for name, b in counters["buffers"].items() if name not in values]
+    # A few constants are read once, into registers that all threads share.
+    constant = {r.name for r in rows if r.is_constant}
+    buffers = [
+        b
+        for name, b in counters["buffers"].items()
+        if not (name in constant and b["distinct_read"] <= _SHARED_BYTES)
+    ]
     moved = sum(b["fetched"] + b["written"] for b in buffers)
     needed = sum(b["distinct_read"] + b["distinct_written"] for b in buffers)
     work = Work(

@@ -305,6 +305,12 @@ def test_instance_by_a_name_for_its_type():
     assert x.tolist() == [0, 2, 4, 6]
 
 
+def test_a_constant_may_be_called_forward():
+    before = "constant bool forward [[function_constant(1)]];"
+    out = evaluate("o[i] = forward ? 1 : 2;", out=np.zeros(4, np.float32), threads=4, before=before)
+    assert out.tolist() == [2, 2, 2, 2]
+
+
 def test_macros_count_how_often_a_loop_is_unrolled(tmp_path):
     (tmp_path / "size.h").write_text("#define SIZE 8\n#define HALF(n) ((n) / TWO)\n#define TWO 2\n")
     source = (

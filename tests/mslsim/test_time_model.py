@@ -129,13 +129,14 @@ WORK = model.Work(
         ({"groups": 8}, "latency", model.LATENCY),
         ({"barriers": 60}, "latency", model.LATENCY),
         ({"half_registers": 255}, "latency", model.LATENCY),
+        ({"half_registers": 255, "group_simdgroups": 32}, "registers", model.TOO_LARGE),
         ({"threadgroup_bytes": 32768}, "latency", model.LATENCY),
     ],
 )
 def test_the_rules_of_confidence(change, limiter, confidence):
     found = model.estimate(model.chip("M1"), replace(WORK, **change))
     assert (found.limiter, found.confidence) == (limiter, confidence)
-    assert (found.total is None) == (limiter == "latency")
+    assert (found.total is None) == (limiter in ("latency", "registers"))
 
 
 @pytest.mark.parametrize("registers, simdgroups", [(34, 96), (95, 32), (104, 32), (255, 8)])

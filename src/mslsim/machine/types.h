@@ -133,10 +133,6 @@ struct negation : bool_constant<!B::value> {};
 template <typename T>
 T&& declval() noexcept;
 template <typename T>
-constexpr T&& forward(remove_reference_t<T>& x) {
-  return static_cast<T&&>(x);
-}
-template <typename T>
 constexpr remove_reference_t<T>&& move(T&& x) {
   return static_cast<remove_reference_t<T>&&>(x);
 }
