@@ -17,7 +17,7 @@ LAYERS = [
     {"metal", "ops"},
     {"nn", "optim", "linalg", "train"},
     {"patch", "_simulate", "_where"},
-    {"doctor", "info", "demo", "bench", "tune"},
+    {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]
 

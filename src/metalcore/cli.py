@@ -148,3 +148,20 @@ def demo(
     from metalcore.demo import run
 
     raise typer.Exit(run(steps, html_file, device))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def run(
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(help="A Python file, or -m and a module.")],
+) -> None:
+    """Run a training program; each Trainer of transformers or TRL in it accelerates its model."""
+    from metalcore.integrations import run_program
+
+    run_program([program, *context.args])
