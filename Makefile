@@ -1,14 +1,18 @@
 # `make demo` and `make test` set up everything they need in .venv; the rest is for developers.
 PYTHON ?= python3
+, := ,
 BIN := .venv/bin
 # without the simulator's corpus, whose line numbers are part of the tests
-CODE := $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.metal' ':!tests/mslsim/kernels')
+CODE := $(shell find csrc src tests -path tests/mslsim/kernels -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.metal' \) -print)
 PACKAGES := $(shell find src bench -name __init__.py)
+
+# the compiler's warnings are errors for CI, not for users
+SETTINGS := $(if $(CI),--config-settings=cmake.define.METALCORE_WERROR=ON)
 
 # a process per core, each of them with one thread
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: default test demo bench build lint format sim story wheel clean
+.PHONY: default test demo bench build lint format sim asan tsan story wheel clean
 default: lint  ## what a change reaches, in less than two minutes: see tests/reach.py
 	$(PYTEST) $$($(BIN)/python tests/reach.py)
 
@@ -36,6 +40,21 @@ format: build
 sim: build  ## an op's kernels in the simulator: make sim OP=rms_norm
 	$(BIN)/python -m pytest tests --backend=sim -k "$(OP)"
 
+# The kernels of one instruction set with sanitizers, and their tests. What Python leaks is no finding.
+SET ?= avx2
+TESTS ?= tests/linalg tests/train tests/test_raw_calls.py
+SANITIZED = $(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(abspath $(BIN))/python -DMETALCORE_SETS=$(SET) \
+  -DMETALCORE_SANITIZE=$(1) && $(BIN)/ninja -C build/$@ && METALCORE_LIBRARIES=build/$@ \
+  METALCORE_CPU=$(SET) LD_PRELOAD="$$(c++ -print-file-name=$(2)) $$(c++ -print-file-name=libstdc++.so.6)" $(3) \
+  $(BIN)/python -m pytest --backend=cpu -x -k "not compile and not export and not opcheck" $(TESTS)
+
+asan: build  ## memory and undefined behaviour of the kernels: make asan TESTS=tests/linalg
+	$(call SANITIZED,address$(,)undefined,libasan.so,ASAN_OPTIONS=detect_leaks=0)
+
+tsan: build  ## races of the kernels' threads
+	$(call SANITIZED,thread,libtsan.so,OMP_NUM_THREADS=4 TSAN_OPTIONS=ignore_noninstrumented_modules=1)
+
 story:  ## every file of an op: make story OP=rms_norm
 	@git ls-files '*$(OP)*'
 
@@ -48,10 +67,11 @@ clean:
 build: .venv/build.ok
 
 .venv/build.ok: .venv/requirements.ok pyproject.toml CMakeLists.txt $(filter csrc/%,$(CODE)) $(PACKAGES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps $(SETTINGS) --editable .
 	@touch $@
 
 .venv/requirements.ok: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit("metalcore needs Python 3.10 or newer, $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements.txt
 	@touch $@

@@ -11,6 +11,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import metalcore
+
 from . import __path__ as _folders
 from . import documents, report, store
 from .compiled import against_compiler
@@ -80,7 +82,7 @@ def run(
     console = Console()
     if threads is not None:
         torch.set_num_threads(threads)
-    device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
+    device = device or ("mps" if metalcore.has_metal_kernels() else "cpu")
     machine = this_machine(device)
     try:
         benches = select(selection)

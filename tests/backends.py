@@ -70,5 +70,5 @@ class Backend:
         return torch.randn(size, dtype=torch.float32).to(self.device, dtype)
 
 
-DEVICES = [Backend("cpu"), *([Backend("mps")] if torch.backends.mps.is_available() else [])]
+DEVICES = [Backend("cpu"), *([Backend("mps")] if metalcore.has_metal_kernels() else [])]
 BACKENDS = [*DEVICES, Backend("sim")]

@@ -19,7 +19,10 @@ _attribute, __dir__, __all__ = _lazy.attach(__name__)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("metalcore")
+        try:
+            return version("metalcore")
+        except PackageNotFoundError:  # a copy inside of another package
+            return "0+unknown"
     return _attribute(name)

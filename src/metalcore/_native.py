@@ -73,7 +73,8 @@ def load() -> None:
             raise OSError("it is of another version of metalcore")
     except (AttributeError, OSError) as error:
         problem = f"{path.name} does not load: {error}; build it again with `pip install .`"
-        warnings.warn(f"metalcore: {problem}; ops run as the reference", stacklevel=2)
+        consequence = "ops run as the reference, slowly; `metalcore doctor` tells more"
+        warnings.warn(f"metalcore: {problem}; {consequence}", stacklevel=2)
         return
     _library = library
     _library.metalcore_last_variant.restype = ctypes.c_char_p
@@ -132,6 +133,7 @@ def zeros_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _libraries() -> dict[str, Path]:
     # An editable install has the sources in one folder of the package and the libraries in another.
-    folders = sys.modules[__name__.partition(".")[0]].__path__
+    own = os.environ.get("METALCORE_LIBRARIES")
+    folders = [own] if own else sys.modules[__name__.partition(".")[0]].__path__
     files = [file for folder in folders for file in Path(folder).glob("_cpu_*.so")]
     return {file.stem.removeprefix("_cpu_"): file for file in files}

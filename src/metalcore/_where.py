@@ -12,6 +12,7 @@ from metalcore._accuracy import error, tolerance
 from metalcore._check import FLOATS, dtype_name
 from metalcore._op import Example, Op
 from metalcore.metal.plans import PLANS
+from metalcore.metal.run import has_metal_kernels
 
 
 class Health(NamedTuple):
@@ -32,7 +33,7 @@ class Health(NamedTuple):
 def devices() -> list[torch.device]:
     """The devices of this machine that metalcore has kernels for."""
     found = [torch.device("cpu")]
-    if torch.backends.mps.is_available():
+    if has_metal_kernels():
         found.append(torch.device("mps"))
     return found
 

@@ -22,6 +22,7 @@ from metalcore._measure import operator_seconds, peak_bytes
 from metalcore._simulate import simulate
 from metalcore._text import batches
 from metalcore._trace import trace
+from metalcore.metal.run import has_metal_kernels
 from metalcore.optim import MetalAdamW
 from metalcore.patch.accelerate import Summary, accelerate
 
@@ -181,7 +182,7 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
     """
     expect(steps >= 1, "demo", f"steps must be at least 1, got {steps}")
     console = Console()
-    device = device or ("mps" if torch.backends.mps.is_available() else "cpu")
+    device = device or ("mps" if has_metal_kernels() else "cpu")
     data, _ = batches(steps, _BATCH, _TIME, device)
     plain = Side.plain(llama(_VOCABULARY, _LLAMA).to(device))
     ours, summary = Side.accelerated(plain.model)

@@ -18,6 +18,7 @@ from metalcore import _native, _where
 from metalcore._op import Op
 from metalcore._policy import user_file
 from metalcore.metal import plans, source
+from metalcore.metal.run import has_metal_kernels
 
 # What keeps oneDNN away from AMX, whose tiles some virtual machines announce but do not have.
 SAFE_ONEDNN = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -59,7 +60,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _metal() -> dict[str, Any]:
-    available = torch.backends.mps.is_available()
+    available = has_metal_kernels()
     kernels: dict[str, str] = {}
     for program in plans.examples() if available else ():
         for launch in program.launches:

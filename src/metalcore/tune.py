@@ -24,6 +24,7 @@ import metalcore
 from metalcore import _policy
 from metalcore._measure import processor
 from metalcore._route import Kind, Matrices, Route, Rows, Systems
+from metalcore.metal.run import has_metal_kernels
 
 # What is measured: values, lengths of rows, sides of matrices and how many of them.
 _VALUES = [64 << k for k in range(15)]
@@ -187,7 +188,7 @@ def override_cost() -> float:
 
 def _launched(routes: Sequence[Route]) -> list[str]:
     """Ops of which the Metal kernel's threads are to be chosen: on a Mac alone."""
-    if not torch.backends.mps.is_available():
+    if not has_metal_kernels():
         return []
     ops = dict.fromkeys(route.op for route in routes)
     return [op for op in ops if "threads" in _policy.policy(op, "metal")]

@@ -2,6 +2,7 @@
 """Programs executed on torch tensors: by kernels of torch.mps, or by those of mslsim."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -70,9 +71,17 @@ def on_gpu(op: str, args: Sequence[Any]) -> Any:
     return Op.all[op].run_reference(*args) if outputs is NotImplemented else outputs
 
 
+@cache
 def has_metal_kernels() -> bool:
-    """Whether ops on `mps` tensors run Metal kernels here."""
-    return torch.backends.mps.is_available()
+    """Whether ops on `mps` tensors run Metal kernels here. On some virtual machines torch finds a
+    GPU that has no memory to give: that is none."""
+    if not torch.backends.mps.is_available():
+        return False
+    try:
+        torch.empty(1, dtype=torch.uint8, device="mps")
+    except RuntimeError:
+        return False
+    return True
 
 
 class Runner:
