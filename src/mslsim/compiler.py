@@ -197,14 +197,17 @@ class Toolchain:
         _execute([*self.driver, *flags, "-c", str(source), "-o", str(target)])
 
     def link(self, objects: list[Path], target: Path) -> None:
-        """A shared library. Its open symbols are those of libc and libm, present in any process."""
+        """A shared library. Its open symbols are those of libc and libm, present in any process,
+        and those of the machine, which is loaded before it."""
         names = [str(o) for o in objects]
         if self.is_zig and sys.platform == "linux":
             # The bare linker: the driver would first build a C library.
             zig = self.driver[0]
             _execute([zig, "ld.lld", "-shared", "--gc-sections", *names, "-o", str(target)])
         else:
-            _execute([*self.driver, "-shared", *names, "-o", str(target)])
+            # Mach-O wants to be told that open symbols are meant
+            open_symbols = ["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else []
+            _execute([*self.driver, "-shared", *open_symbols, *names, "-o", str(target)])
 
 
 def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
