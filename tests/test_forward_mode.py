@@ -118,7 +118,7 @@ def _train() -> dict[str, Call]:
     }
 
 
-def _calls() -> dict[str, Call]:
+def calls() -> dict[str, Call]:
     """Calls of each public function, with the tensors that are differentiated."""
     torch.manual_seed(0)
     return _linalg() | _train()
@@ -137,9 +137,9 @@ def _directions(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn_like(a) for a in args)
 
 
-@pytest.mark.parametrize("name", list(_calls()))
+@pytest.mark.parametrize("name", list(calls()))
 def test_derivatives_along_a_direction(name: str) -> None:
-    call, args = _calls()[name]
+    call, args = calls()[name]
     loss, directions = _scalar(call), _directions(args)
     leaves = [a.clone().requires_grad_() for a in args]
     grads = torch.autograd.grad(loss(*leaves), leaves)
@@ -154,9 +154,9 @@ def test_derivatives_along_a_direction(name: str) -> None:
         close(fw.unpack_dual(loss(*duals)).tangent.detach(), truth)
 
 
-@pytest.mark.parametrize("name", list(_calls()))
+@pytest.mark.parametrize("name", list(calls()))
 def test_jacobians_and_hessians(name: str) -> None:
-    call, args = _calls()[name]
+    call, args = calls()[name]
     loss, first, rest = _scalar(call), args[0], args[1:]
 
     def of(x: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def test_jacobians_and_hessians(name: str) -> None:
 
 def test_every_public_function_is_among_them() -> None:
     public = {n for module in (linalg, train) for n in module.__all__ if n[0].islower()}
-    known = {name.split(" ")[0] for name in _calls()}
+    known = {name.split(" ")[0] for name in calls()}
     # counts; gradients by hand, which are refused below
     assert public - known == {"matrix_rank", "fused_mlp_bwd", "fused_attention_bwd"}
 

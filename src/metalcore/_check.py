@@ -40,14 +40,31 @@ def refuse(op: str, message: str) -> NoReturn:
     raise ValueError(f"{op}: {message}")
 
 
-def expect_float(op: str, **tensors: Tensor | None) -> None:
-    """Each tensor must be of a floating type that metalcore computes in."""
+def expect_tensors(op: str, **values: Tensor) -> None:
+    """Each must be a tensor, and dense."""
+    for name, x in values.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{op}: {name} must be a Tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided:
+            layout = str(x.layout).removeprefix("torch.")
+            raise TypeError(
+                f"{op}: {name} must be dense, got {layout}; convert it with {name}.to_dense()"
+            )
+
+
+def expect_float(op: str, **tensors: Tensor) -> None:
+    """Each must be a dense tensor of a floating type that metalcore computes in."""
+    expect_tensors(op, **tensors)
     for name, x in tensors.items():
-        if x is not None and x.dtype not in FLOATS:
+        if x.dtype not in FLOATS:
             raise TypeError(
                 f"{op}: {name} must be float32, float64, float16 or bfloat16, "
                 f"got {dtype_name(x.dtype)}; convert it with {name}.float()"
             )
+
+
+def expect_float_or_none(op: str, **tensors: Tensor | None) -> None:
+    expect_float(op, **{name: x for name, x in tensors.items() if x is not None})
 
 
 def expect_same_device(op: str, **tensors: Tensor | None) -> None:
@@ -72,8 +89,9 @@ def expect_same_dtype(op: str, **tensors: Tensor) -> None:
 
 def expect_sum_of_rows(op: str, x: Tensor, residual: Tensor, **weights: Tensor | None) -> None:
     """x and residual are [..., n] of one dtype, each weight is [n]."""
+    expect_float(op, x=x, residual=residual)
+    expect_float_or_none(op, **weights)
     expect_rank(op, x, 1)
-    expect_float(op, x=x, residual=residual, **weights)
     expect_same_device(op, x=x, residual=residual, **weights)
     expect_same_dtype(op, x=x, residual=residual)
     expect_shape(op, "residual", residual, x.shape)
@@ -186,8 +204,9 @@ def may_be_differentiated(*tensors: Tensor | None) -> bool:
 
 
 def is_clear(info: Tensor) -> bool:
-    """Whether `info` is known to be zero. Compilers and function transforms cannot know."""
-    return type(info) is Tensor and is_eager() and not _native.any_nonzero(info)
+    """Whether `info` is known to be zero. Compilers and function transforms cannot know; of tensors
+    without data nothing is wrong."""
+    return info.is_meta or (type(info) is Tensor and is_eager() and not _native.any_nonzero(info))
 
 
 def explain(op: str, error: RuntimeError, way_out: str) -> NoReturn:

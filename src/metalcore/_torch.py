@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -150,6 +150,27 @@ def multiplies_fast(dtype: torch.dtype) -> bool:
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", _maybe)
     return torch.backends.mkldnn.is_available() and bool(ask())
+
+
+# Parameters of which other processes have parts.
+
+
+def is_sharded(p: torch.Tensor) -> bool:
+    """Whether `p` is a part of a parameter: a DTensor, or what FSDP has flattened."""
+    marks = ("_is_flat_param", "_fsdp_flattened")
+    kinds = {kind.__name__ for kind in type(p).__mro__}
+    return "DTensor" in kinds or any(getattr(p, mark, False) for mark in marks)
+
+
+def is_built_for_a_part() -> bool:
+    """Whether ZeroRedundancyOptimizer, somewhere above the caller, builds an optimizer for those
+    parameters that are this process's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
+            return True
+        frame = frame.f_back
+    return False
 
 
 # What a function of torch is known by, for those who replace it.

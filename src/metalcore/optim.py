@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from metalcore import _native, _trace
+from metalcore import _native, _torch, _trace
 from metalcore._check import FLOATS, expect, expect_float, expect_positive
 from metalcore._op import accumulate_dtype
 from metalcore.ops.train import adamw_step
 from metalcore.ops.train._eight_bit import dequantize, empty_moment, quantize
 
+_CODES = "moments_in_8_bits"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -42,8 +43,9 @@ class AdamW(torch.optim.AdamW):
         differentiable: leave the step to `torch.optim.AdamW`, which records it for autograd.
         clip_norm: scale all gradients down to this global norm, as
             `torch.nn.utils.clip_grad_norm_` does, but within the step: `p.grad` stays as it is.
+            Not for sharded parameters (FSDP, ZeRO), of which a process knows a part of the norm.
         state_bits: 32, or 8 for moments in 8 bits with one scale per 128 values, a quarter of the
-            memory. Not for float64 parameters.
+            memory. Not for float64 parameters. A saved run goes on bit for bit.
         stochastic_rounding: round bfloat16 parameters up or down by chance, so that steps too
             small for bfloat16 are not lost.
         seed: of `stochastic_rounding` and of the rounding of moments in 8 bits.
@@ -101,6 +103,18 @@ class AdamW(torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as for `torch.optim.AdamW`."""
+        super().add_param_group(param_group)
+        if self.clip_norm is not None:
+            params = self.param_groups[-1]["params"]
+            if any(map(_torch.is_sharded, params)) or _torch.is_built_for_a_part():
+                raise ValueError(
+                    f"{type(self).__name__}: clip_norm needs all gradients, and of sharded "
+                    "parameters (FSDP, ZeRO) a process has a part; clip them before the step "
+                    "with what shards them"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("clip_norm", "state_bits", "stochastic_rounding", "seed")
@@ -195,14 +209,17 @@ class AdamW(torch.optim.AdamW):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as `torch.optim.AdamW` has it: moments in 8 bits become float32."""
+        """The state as `torch.optim.AdamW` has it. Moments in 8 bits become float32, and stand
+        besides as they are under a key of their own, which torch leaves alone."""
         packed: dict[str, Any] = super().state_dict()
+        codes: dict[int, dict[str, Tensor]] = {}
         for key, p in enumerate(self._params()):
-            if key in packed["state"]:
-                packed["state"][key] = {
-                    name: _expanded(value, name, p) for name, value in packed["state"][key].items()
-                }
-        return packed
+            state = packed["state"].get(key, {})
+            codes[key] = {n: v for n, v in state.items() if _is_eight_bit(v)}
+            if codes[key]:
+                expanded = {n: _expanded(v, n, p) for n, v in codes[key].items()}
+                packed["state"][key] = {**state, **expanded}
+        return packed | ({_CODES: codes} if any(codes.values()) else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict of this class or of `torch.optim.AdamW`."""
@@ -216,16 +233,19 @@ class AdamW(torch.optim.AdamW):
             hook.remove()
         keys = chain.from_iterable(group["params"] for group in seen[0]["param_groups"])
         for key, p in zip(keys, self._params(), strict=True):
+            codes = seen[0].get(_CODES, {}).get(key, {})
             for name, value in seen[0]["state"].get(key, {}).items():
-                self.state[p][name] = self._taken(name, value, p)
+                self.state[p][name] = self._taken(name, value, p, codes.get(name))
 
-    def _taken(self, name: str, value: Any, p: Tensor) -> Any:
-        """An entry of a state_dict as the step wants it."""
+    def _taken(self, name: str, value: Any, p: Tensor, codes: Tensor | None) -> Any:
+        """An entry of a state_dict as the step wants it; `codes` are its 8 bits, if it had any."""
         if name == "step":
             return torch.as_tensor(value, dtype=torch.float32).detach().cpu().clone()
         if name not in _MOMENTS:
             return value
         if self.state_bits == 8:
+            if codes is not None and torch.equal(_expanded(codes, name, value), value):
+                return codes.to(p.device, copy=True)
             return quantize(_real(value).to(p.device), name == "exp_avg")
         dtype = p.dtype if p.is_complex() else accumulate_dtype(p)
         return torch.empty_like(p, dtype=dtype).copy_(value)
@@ -253,9 +273,11 @@ def _real_parts(
     return _real(p), _real(grad), {name: _real(value) for name, value in state.items()}
 
 
-def _expanded(value: Any, name: str, p: Tensor) -> Any:
-    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
-        return value
+def _is_eight_bit(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.uint8
+
+
+def _expanded(value: Tensor, name: str, p: Tensor) -> Tensor:
     real = dequantize(value, name == "exp_avg", _real(p))
     return torch.view_as_complex(real) if p.is_complex() else real
 

@@ -4,6 +4,8 @@
 import copy
 import pickle
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -92,6 +94,23 @@ def test_a_block_concerns_its_own_thread() -> None:
     done.set()
     thread.join()
     assert seen == {"other": set(), "enabled": {"silu"}, "disabled": set(), "holder": {"silu"}}
+
+
+def test_a_block_that_another_thread_leaves() -> None:
+    x = torch.randn(8, 32)
+
+    def steps() -> Iterator[set[str]]:
+        with metalcore.overrides():
+            yield ops_of(lambda: torch.softmax(x, -1))
+
+    running = steps()
+    assert next(running) == {"softmax"}
+    with ThreadPoolExecutor(1) as other:
+        other.submit(running.close).result()
+    assert not ops_of(lambda: torch.softmax(x, -1))
+    assert not metalcore.get_active_overrides()
+    metalcore.enable_pytorch_overrides()
+    metalcore.disable_pytorch_overrides()
 
 
 def test_threads_that_come_and_go() -> None:

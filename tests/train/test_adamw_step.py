@@ -235,8 +235,7 @@ def test_8_bit_states_take_a_quarter_and_train_as_well() -> None:
     for p in model.parameters():
         for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
             a, b = (dequantize(o.state[p][name], signed, p) for o in (optimizer, again))
-            # what is zero to the one is the smallest number of the other
-            torch.testing.assert_close(a, b, rtol=0, atol=float(a.abs().max()) * 2.0**-15)
+            assert torch.equal(a, b)
 
 
 def test_second_moments_follow_small_changes_in_8_bits() -> None:

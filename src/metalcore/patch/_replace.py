@@ -34,9 +34,18 @@ _DEVICES = frozenset(("cpu", "mps"))
 # gone from torch 2.13 on
 _has_names: Function | None = getattr(Tensor, "has_names", None)
 
-# The groups that blocks around the caller hold; None while one of our functions computes, which
-# may itself call torch.
-_held: ContextVar[frozenset[str] | None] = ContextVar("metalcore.patch", default=frozenset())
+
+class _Block:
+    """The groups that a `with` statement holds, until it is left: by whichever thread."""
+
+    def __init__(self, groups: Collection[str]) -> None:
+        self.groups = frozenset(groups)
+
+
+_NONE: frozenset[str] = frozenset()
+# The blocks around the caller; None while one of our functions computes, which may itself call
+# torch.
+_held: ContextVar[tuple[_Block, ...] | None] = ContextVar("metalcore.patch", default=())
 
 
 class _Everywhere(NamedTuple):
@@ -144,7 +153,9 @@ def may_replace(group: str, x: Tensor, *others: Tensor | None) -> bool:
     """Whether the caller sees the group replaced, and these are plain tensors of one device and
     dtype that nothing but autograd and our own modes watches."""
     held = _held.get()
-    if held is None or (group not in held and group not in _everywhere.groups):
+    if held is None:
+        return False
+    if group not in _everywhere.groups and not any(group in block.groups for block in held):
         return False
     if _torch.is_transformed() or _torch.has_dual_level() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return False
@@ -194,7 +205,7 @@ def compute(function: Function, *args: Any, **named: Any) -> Any:
 
 def as_if_held(group: str, replacement: Function, *args: Any, **named: Any) -> Any:
     """Call a replacement as one who sees the group replaced, wherever it is installed."""
-    token = _held.set(frozenset((group,)))
+    token = _held.set((_Block((group,)),))
     try:
         return replacement(*args, **named)
     finally:
@@ -230,20 +241,24 @@ def held_everywhere(holder: str) -> frozenset[str]:
 
 def held_by_blocks() -> frozenset[str]:
     """What the blocks around the caller hold."""
-    return _held.get() or frozenset()
+    return _NONE.union(*(block.groups for block in _held.get() or ()))
 
 
 @contextmanager
 def block(groups: Collection[str]) -> Iterator[None]:
     """Replace groups for the caller's thread (and task) alone."""
-    groups = frozenset(groups)
-    _count(groups, 1)
-    token = _held.set(held_by_blocks() | groups)
+    held, around = _Block(groups), _held.get()
+    _count(held.groups, 1)
+    _held.set((*(around or ()), held))
     try:
         yield
     finally:
-        _count(groups, -1)
-        _held.reset(token)
+        _count(held.groups, -1)
+        # a generator may be closed by another thread, for which this block never was
+        seen = _held.get() or ()
+        if held in seen:
+            _held.set(None if around is None else tuple(b for b in seen if b is not held))
+        held.groups = _NONE
 
 
 def _count(groups: frozenset[str], by: int) -> None:

@@ -55,7 +55,8 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         X, residuals, rank, S = found
     else:
         X, S, rank = _solve(A, B, rcond)
-        is_full = N < M and bool((rank == N).all())
+        # without data, of full rank
+        is_full = N < M and (rank.is_meta or bool((rank == N).all()))
         residuals = (A @ X - B).square().sum(-2) if is_full else X.new_empty(0)
     if vectors:
         X = X.squeeze(-1)

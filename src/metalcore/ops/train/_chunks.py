@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metalcore._check import (
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
@@ -44,7 +45,8 @@ ChunkLoss = Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]]
 
 
 def expect_linear(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    expect_float(op, hidden=hidden, weight=weight, bias=bias)
+    expect_float(op, hidden=hidden, weight=weight)
+    expect_float_or_none(op, bias=bias)
     expect_same_device(op, hidden=hidden, weight=weight, bias=bias)
     both = {"hidden": hidden, "weight": weight}
     expect_same_dtype(op, **(both if bias is None else both | {"bias": bias}))

@@ -18,8 +18,10 @@ from metalcore._check import (
     dtype_name,
     expect,
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_shape,
+    expect_tensors,
     is_eager,
     may_be_differentiated,
     refuse,
@@ -133,7 +135,9 @@ def _expect(
     softcap: float | None,
 ) -> None:
     op = "cross_entropy"
-    expect_float(op, input=input, weight=weight)
+    expect_float(op, input=input)
+    expect_float_or_none(op, weight=weight)
+    expect_tensors(op, target=target)
     expect_same_device(op, input=input, target=target, weight=weight)
     if input.dim() == 0:
         refuse(op, f"input must be [C], [N, C] or [N, C, ...], got {shape(input)}")

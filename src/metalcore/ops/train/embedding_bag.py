@@ -9,9 +9,11 @@ from torch import Tensor
 from metalcore._check import (
     expect,
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    expect_tensors,
     refuse,
     refuse_index,
     shape,
@@ -107,7 +109,9 @@ def _expect(
     mode: str,
     per_sample_weights: Tensor | None,
 ) -> None:
-    expect_float(op, weight=weight, per_sample_weights=per_sample_weights)
+    expect_tensors(op, input=input)
+    expect_float(op, weight=weight)
+    expect_float_or_none(op, per_sample_weights=per_sample_weights)
     if weight.dim() != 2:
         refuse(op, f"weight must have two dimensions, got {shape(weight)}")
     expect_same_device(op, weight=weight, input=input, offsets=offsets)

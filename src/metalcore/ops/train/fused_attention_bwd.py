@@ -9,9 +9,11 @@ from torch import Tensor
 from metalcore._accuracy import set_accuracy
 from metalcore._check import (
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    expect_tensors,
     refuse,
     refuse_tangents,
     shape,
@@ -85,6 +87,7 @@ def fused_attention_bwd(
         ... )
     """
     op = "fused_attention_bwd"
+    expect_tensors(op, cos=cos, sin=sin, rstd=rstd)
     weights, grads = (W_q, W_k, W_v), (d_q, d_k, d_v)
     pairs = [without_empty(pair) for pair in ((A_q, B_q), (A_k, B_k), (A_v, B_v))]
     _expect(op, grads, weights, pairs, x_norm, hidden_states, rms_weight)
@@ -125,7 +128,8 @@ def _expect(
     tensors = {f"d_{c}": t for c, t in zip(names, grads, strict=True)}
     tensors |= {f"W_{c}": t for c, t in zip(names, weights, strict=True)}
     tensors |= {"x_norm": x_norm, "hidden_states": hidden_states}
-    expect_float(op, **tensors, rms_weight=rms_weight)
+    expect_float(op, **tensors)
+    expect_float_or_none(op, rms_weight=rms_weight)
     expect_same_device(op, **tensors, rms_weight=rms_weight)
     expect_same_dtype(op, **tensors)
     if hidden_states.dim() != 3:

@@ -17,9 +17,11 @@ from metalcore._autocast import is_autocast, to_multiply, without_autocast
 from metalcore._check import (
     are_transformed,
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    expect_tensors,
     refuse,
     refuse_tangents,
     shape,
@@ -195,6 +197,7 @@ def fused_mlp_bwd(
         ... )
     """
     op = "fused_mlp_bwd"
+    expect_tensors(op, d_out=d_out, x_norm=x_norm, gate=gate, up=up, rstd=rstd)
     pairs = ((A_gate, B_gate), (A_up, B_up), (A_down, B_down))
     weights = (W_gate, W_up, W_down)
     _expect(op, hidden_states, weights, pairs, rms_weight, None, ("W_{}", "{matrix}_{}"))
@@ -267,7 +270,8 @@ def _expect_shapes(
     of_gate, of_up, of_down = (name.format(part) for part in _PARTS)
     matrices = dict(zip((of_gate, of_up, of_down), weights, strict=True))
     named = {"hidden_states": x, **matrices}
-    expect_float(op, **named, rms_weight=rms_weight, residual=residual)
+    expect_float(op, **named)
+    expect_float_or_none(op, rms_weight=rms_weight, residual=residual)
     expect_same_device(op, **named, rms_weight=rms_weight, residual=residual)
     expect_same_dtype(op, **(matrices if is_autocast(x) else named))
     if not _shapes_match(x, *weights):

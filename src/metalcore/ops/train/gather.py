@@ -17,6 +17,7 @@ from metalcore._check import (
     expect_float,
     expect_same_device,
     expect_same_dtype,
+    expect_tensors,
     refuse,
     shape,
 )
@@ -58,6 +59,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     Example:
         >>> y = metalcore.gather(torch.randn(4, 10), 1, torch.randint(10, (4, 3)))
     """
+    expect_tensors("gather", input=input, index=index)
     if not input.is_floating_point() or _gather_route.prefers_torch(input):
         return _gather_route.by_torch(torch.gather, input, dim, index)
     dim = _expect("gather", dim, index, input=input)
@@ -81,6 +83,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         >>> y = metalcore.index_select(torch.randn(100, 8), 0, torch.tensor([3, 3, 7]))
     """
     op = "index_select"
+    expect_tensors(op, input=input, index=index)
     if not input.is_floating_point() or _select_route.prefers_torch(input):
         return _select_route.by_torch(torch.index_select, input, dim, index)
     expect_float(op, input=input)
@@ -111,6 +114,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     Example:
         >>> counts = metalcore.scatter_add(torch.zeros(5), 0, torch.tensor([1, 1]), torch.ones(2))
     """
+    expect_tensors("scatter_add", input=input, index=index, src=src)
     if not input.is_floating_point() or _scatter_route.prefers_torch(input, src):
         return _scatter_route.by_torch(torch.scatter_add, input, dim, index, src)
     dim = _expect("scatter_add", dim, index, input=input, src=src)

@@ -10,6 +10,7 @@ from torch import Tensor
 from metalcore._autocast import to_normalise
 from metalcore._check import (
     expect_float,
+    expect_float_or_none,
     expect_positive,
     expect_same_device,
     expect_shape,
@@ -66,7 +67,8 @@ def layer_norm(
 def _expect(
     op: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> None:
-    expect_float(op, x=x, weight=weight, bias=bias)
+    expect_float(op, x=x)
+    expect_float_or_none(op, weight=weight, bias=bias)
     expect_same_device(op, x=x, weight=weight, bias=bias)
     expect_suffix(op, x, "normalized_shape", normalized_shape)
     expect_shape(op, "weight", weight, normalized_shape)

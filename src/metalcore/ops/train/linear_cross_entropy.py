@@ -9,7 +9,13 @@ from torch import Tensor
 
 from metalcore._accuracy import set_accuracy
 from metalcore._autocast import is_autocast, to_multiply, without_autocast
-from metalcore._check import are_transformed, expect_same_device, expect_shape, refuse
+from metalcore._check import (
+    are_transformed,
+    expect_same_device,
+    expect_shape,
+    expect_tensors,
+    refuse,
+)
 from metalcore._op import accumulate_dtype
 from metalcore.ops.train._chunks import Gradients, expect_linear, run
 from metalcore.ops.train.cross_entropy import (
@@ -66,6 +72,7 @@ def linear_cross_entropy(
         >>> loss = metalcore.linear_cross_entropy(hidden, model.lm_head.weight, labels)
     """
     op = "linear_cross_entropy"
+    expect_tensors(op, hidden=hidden, weight=weight, target=target)
     expect_class_indices(op, target)
     expect_shape(op, "target", target, hidden.shape[:-1])
     expect_same_device(op, hidden=hidden, target=target)

@@ -10,7 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._accuracy import set_accuracy
-from metalcore._check import expect, refuse, shape
+from metalcore._check import (
+    expect,
+    expect_tensors,
+    refuse,
+    shape,
+)
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
 
 # losses of single tokens are rounded, then added up and passed through a sigmoid
@@ -119,6 +124,7 @@ def _log_probabilities(
     softcap: float | None,
 ) -> Tensor:
     """log p of each target, [2 B, T]; 0 where it is ignored."""
+    expect_tensors(op, hidden=hidden, weight=weight, target=target)
     if not (hidden.dim() == 3 and hidden.shape[0] % 2 == 0):
         refuse(
             op, f"hidden must be [2 B, T, H], chosen and rejected sequences; got {shape(hidden)}"

@@ -14,9 +14,11 @@ from metalcore._autocast import to_multiply, without_autocast
 from metalcore._check import (
     are_transformed,
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
     expect_shape,
+    expect_tensors,
     refuse,
     shape,
 )
@@ -77,6 +79,7 @@ def lora_linear(
         >>> y = metalcore.lora_linear(x, layer.weight, A, B, scale=2.0, dropout=0.05)
     """
     op = "lora_linear"
+    expect_tensors(op, x=x, weight=weight, A=A, B=B)
     x, weight, bias, A, B = to_multiply(x, weight, bias, A, B)
     _expect(op, x, weight, A, B, bias)
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -91,7 +94,8 @@ def lora_linear(
 
 
 def _expect(op: str, x: Tensor, weight: Tensor, A: Tensor, B: Tensor, bias: Tensor | None) -> None:
-    expect_float(op, x=x, weight=weight, bias=bias)
+    expect_float(op, x=x, weight=weight)
+    expect_float_or_none(op, bias=bias)
     expect_same_device(op, x=x, weight=weight, bias=bias)
     expect_same_dtype(op, x=x, weight=weight)
     if not (weight.dim() == 2 and x.dim() > 0 and x.shape[-1] == weight.shape[1]):

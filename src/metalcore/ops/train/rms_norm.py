@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metalcore._check import (
     expect_float,
+    expect_float_or_none,
     expect_positive,
     expect_rank,
     expect_same_device,
@@ -75,7 +76,8 @@ def as_rows(
     op: str, x: Tensor, weight: Tensor | None, normalized_shape: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Check, and flatten the normalised dimensions of `x` and `weight` into one."""
-    expect_float(op, x=x, weight=weight)
+    expect_float(op, x=x)
+    expect_float_or_none(op, weight=weight)
     expect_same_device(op, x=x, weight=weight)
     if normalized_shape is not None:
         expect_shape(op, "weight", weight, normalized_shape)

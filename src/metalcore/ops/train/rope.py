@@ -14,8 +14,10 @@ from metalcore._autograd import pull_back
 from metalcore._check import (
     dtype_name,
     expect_float,
+    expect_float_or_none,
     expect_same_device,
     expect_same_dtype,
+    expect_tensors,
     refuse,
     shape,
 )
@@ -62,6 +64,7 @@ def apply_rotary_pos_emb(
         >>> q, k = metalcore.apply_rotary_pos_emb(q, k, cos, sin)
     """
     op = "apply_rotary_pos_emb"
+    expect_tensors(op, q=q, k=k, cos=cos, sin=sin)
     if rotary_dim is None:
         rotary_dim = q.shape[-1]
     _expect(op, q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim)
@@ -135,7 +138,8 @@ def _expect(
     unsqueeze_dim: int,
     rotary_dim: int,
 ) -> None:
-    expect_float(op, q=q, k=k, cos=cos, sin=sin)
+    expect_float(op, q=q, cos=cos, sin=sin)
+    expect_float_or_none(op, k=k)
     expect_same_device(op, q=q, k=k, cos=cos, sin=sin, position_ids=position_ids)
     expect_same_dtype(op, cos=cos, sin=sin)
     if unsqueeze_dim not in (1, 2):
