@@ -14,10 +14,12 @@ import typer.core
 from rich.console import Console
 from rich.markup import escape
 
+from . import fits as fits_of_source
 from . import lint as lint_source
 from . import profile as profile_kernel
 from . import run as run_kernel
 from .compiler import CompilerMissing
+from .fit import Fit, table
 from .library import CHECKS, COST
 from .memory import Uninitialized
 from .profiling import Profile
@@ -52,6 +54,10 @@ Launch = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Include = Annotated[list[Path] | None, typer.Option("-I", help="folder for #include")]
+Sources = Annotated[
+    list[Path], typer.Argument(exists=True, dir_okay=False, help="Metal source files")
+]
+Define = Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")]
 
 
 def _text(kernel: Path) -> str:
@@ -121,29 +127,50 @@ def run(
     raise typer.Exit(0 if report.ok else 1)
 
 
+def _reading(kernel: Path, include: list[Path] | None, define: list[str] | None) -> dict[str, Any]:
+    """How to read a source."""
+    defines = dict(d.partition("=")[::2] for d in define or ())
+    return {
+        "name": str(kernel),
+        "include": [str(kernel.parent), *map(str, include or ())],
+        "defines": {k: v or "1" for k, v in defines.items()},
+    }
+
+
+@app.command()
+def fit(
+    kernels: Sources, as_json: Json = False, include: Include = None, define: Define = None
+) -> None:
+    """Tell what kernels take of an Apple GPU: registers, largest threadgroup, bytes of code."""
+    found: dict[str, Fit] = {}
+    try:
+        for kernel in kernels:
+            found |= fits_of_source(_text(kernel), **_reading(kernel, include, define))
+    except KernelError as error:
+        _print(error.findings)
+        raise typer.Exit(1) from None
+    if as_json:
+        plain = {n: {**asdict(f), "largest_group": f.largest_group} for n, f in found.items()}
+        print(json.dumps(plain, indent=2))
+    else:
+        print("\n".join(table(found)))
+
+
 @app.command()
 def lint(
-    kernels: Annotated[
-        list[Path], typer.Argument(exists=True, dir_okay=False, help="Metal source files")
-    ],
+    kernels: Sources,
     as_json: Json = False,
     include: Include = None,
-    define: Annotated[list[str] | None, typer.Option("-D", help="macro, NAME=VALUE")] = None,
+    define: Define = None,
     registers: Annotated[
         bool, typer.Option("--registers", help="also what takes too much of a GPU")
     ] = False,
 ) -> None:
     """Report what Apple's compiler would refuse, without running anything."""
-    defines = dict(d.partition("=")[::2] for d in define or ())
     findings = []
     for kernel in kernels:
-        findings += lint_source(
-            _text(kernel),
-            registers=registers,
-            name=str(kernel),
-            include=[str(kernel.parent), *map(str, include or ())],
-            defines={k: v or "1" for k, v in defines.items()},
-        )
+        reading = _reading(kernel, include, define)
+        findings += lint_source(_text(kernel), registers=registers, **reading)
     if as_json:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:

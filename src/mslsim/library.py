@@ -115,16 +115,23 @@ def fits(source: str, kernels: Collection[str] | None = None, **options: Any) ->
     return fits_of(Builder(Source(source, **options), checked=False), kernels)
 
 
-def lint(source: str, *, registers: bool = False, **options: Any) -> list[Finding]:
+def lint(
+    source: str,
+    *,
+    registers: bool = False,
+    groups: Mapping[str, int] | None = None,
+    **options: Any,
+) -> list[Finding]:
     """Only the strictness findings of `source`, and its compile errors; with `registers` also what
     its kernels take of a GPU where that is too much: registers, memory, code, long divisions.
 
-    `options` are those of `compile_shader` that say how to read the source.
+    `groups` are threads of the largest threadgroup by kernel, where it is not the one that the
+    kernel declares. `options` are those of `compile_shader` that say how to read the source.
     """
     try:
         builder = Builder(Source(source, **options), checked=False)
         return builder.index.findings or (
-            static_findings(builder) if registers else builder.errors()
+            static_findings(builder, groups or {}) if registers else builder.errors()
         )
     except CompileError as error:
         return list(error.findings)

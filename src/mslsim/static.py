@@ -20,10 +20,10 @@ CODE_BYTES = 48 * 1024
 ALWAYS_STARTS = min(GROUPS.values())
 
 
-def static_findings(builder: Builder) -> list[Finding]:
-    """Of all kernels of a source, with the largest groups that they declare."""
-    groups = _declared_groups(builder)
-    return findings_of(builder, dict.fromkeys(builder.index.kernels, 0) | groups)
+def static_findings(builder: Builder, groups: Mapping[str, int]) -> list[Finding]:
+    """Of all kernels of a source, with these groups, or else the largest that they declare."""
+    known = {**_declared_groups(builder), **groups}
+    return findings_of(builder, {name: known.get(name, 0) for name in builder.index.kernels})
 
 
 def findings_of(builder: Builder, groups: Mapping[str, int]) -> list[Finding]:
@@ -47,7 +47,7 @@ def _declared_groups(builder: Builder) -> dict[str, int]:
             # the text may not tell: then there is nothing to hold the kernel to
             with suppress(ValueError):
                 groups[kernel] = signature.max_threads_of(kernel) or 0
-    return {kernel: n for kernel, n in groups.items() if kernel in builder.index.kernels}
+    return groups
 
 
 def _findings(builder: Builder, kernel: str, fit: Fit, group: int) -> Iterator[Finding]:

@@ -67,3 +67,34 @@ def test_lint_registers(tmp_path):
     assert invoke("lint", file).exit_code == 0
     result = invoke("lint", file, "--registers")
     assert result.exit_code == 1 and f"{file}:3: registers: kept is not" in result.output
+
+
+def test_fit_shows_each_kernel():
+    result = invoke("fit", RACE / "missing_barrier.metal")
+    assert result.exit_code == 0
+    head, line = result.output.splitlines()
+    assert head.split()[:3] == ["kernel", "registers", "group"]
+    assert line.split()[0] == "reverse" and line.split()[2] == "1024"
+    plain = json.loads(invoke("fit", RACE / "missing_barrier.metal", "--json").output)
+    assert plain["reverse"]["largest_group"] == 1024
+
+
+def test_fit_of_what_does_not_compile(tmp_path):
+    path = tmp_path / "k.metal"
+    path.write_text("kernel void k(device int* x [[buffer(0)]]) { x[0] = y; }\n")
+    result = invoke("fit", path)
+    assert result.exit_code == 1 and "undeclared identifier 'y'" in result.output
+
+
+def test_check_tells_what_is_slow(tmp_path):
+    path, spec = tmp_path / "k.metal", tmp_path / "k.toml"
+    path.write_text(
+        "kernel void k(device long* x [[buffer(0)]], constant long& n [[buffer(1)]],\n"
+        "              uint i [[thread_position_in_grid]]) { x[i] /= n; }\n"
+    )
+    spec.write_text(
+        'kernel = "k"\nthreads = [32]\ngroup_size = [32]\n[[arguments]]\nshape = [32]\n'
+        'dtype = "int64"\nfill = "ones"\n[[arguments]]\nvalue = 3\ntype = "int64"\n'
+    )
+    result = invoke("check", path, "--spec", spec)
+    assert result.exit_code == 1 and "k.metal:2: division64:" in result.output
