@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import metalcore
+from metalcore._check import one_of
 
 from . import __path__ as _folders
 from . import documents, report, store
@@ -43,10 +44,9 @@ def select(selection: Sequence[str]) -> list[Bench]:
         s for s in selection if not any(s in (name, name.partition("/")[0]) for name in found)
     ]
     if unknown:
-        raise ValueError(
-            f"bench: takes <family>/<op> or <family>, got {', '.join(unknown)}; "
-            f"there are {', '.join(sorted(found))}"
-        )
+        families = {name.partition("/")[0] for name in found}
+        names = [*sorted(families), *sorted(found)]
+        raise ValueError(f"bench: takes <family>/<op> or <family>, {one_of(names, unknown)}")
     return [
         bench
         for name, benches in sorted(found.items())

@@ -25,17 +25,29 @@ def test_doctor_reports_every_op_and_ends_well() -> None:
     assert all(entry["ok"] for entry in report["ops"])
 
 
-def test_doctor_prints_a_table() -> None:
-    found = run(app, ["doctor"])
-    assert found.exit_code == 0
-    assert "Everything works." in found.stdout
+def test_doctor_prints_a_summary_and_all_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = doctor.examine()
+    monkeypatch.setattr(doctor, "examine", lambda: report)
+    short, long = run(app, ["doctor"]), run(app, ["doctor", "--all"])
+    assert short.exit_code == long.exit_code == 0
+    assert "Everything works." in short.stdout
+    count = len(report["ops"])
+    assert f"{count} of {count} results" in short.stdout
+    assert len(short.stdout.splitlines()) < 30 < count < len(long.stdout.splitlines())
 
 
 def test_doctor_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metalcore._where.tolerance", lambda *_: -1.0)
+    report = doctor.examine()
+    monkeypatch.setattr(doctor, "examine", lambda: report)
     found = run(app, ["doctor", "--json"])
     assert found.exit_code == 1
     assert any("rms_norm on cpu" in p for p in json.loads(found.stdout)["problems"])
+    assert "wrong" in run(app, ["doctor"]).stdout
+
+
+def test_version() -> None:
+    assert run(app, ["--version"]).stdout.split() == ["metalcore", metalcore.__version__]
 
 
 def test_doctor_fails_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +95,18 @@ def test_info_names_the_ops_there_are() -> None:
     found = run(app, ["info", "nothing"])
     assert found.exit_code == 2
     assert "rms_norm_backward" in found.output
+
+
+def test_a_name_that_is_nearly_right() -> None:
+    for args, meant in (
+        (["info", "rmsnorm"], "rms_norm"),
+        (["bench", "train/rmsnorm"], "train/rms_norm"),
+        (["tune", "sofmax"], "softmax"),
+    ):
+        found = run(app, args)
+        assert found.exit_code == 2
+        text = " ".join(found.output.replace("│", " ").split())
+        assert f"did you mean {meant}" in text, text
 
 
 def test_tune_shows_what_applies_and_where_it_comes_from(

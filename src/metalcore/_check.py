@@ -5,6 +5,7 @@ A message names the op, what is required, what came and, if there is one, the wa
 """
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 import torch
@@ -27,6 +28,16 @@ def shape(x: Tensor | None) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def one_of(names: Iterable[str], got: Sequence[str]) -> str:
+    """The end of a message about unknown names: what is meant by them, or else all there are."""
+    known = list(names)
+    close = [match for name in got for match in get_close_matches(name, known, 3, 0.8)]
+    wrong = ", ".join(got)
+    if close:
+        return f"got {wrong}; did you mean {' or '.join(dict.fromkeys(close))}?"
+    return f"got {wrong}; there are {', '.join(known)}"
 
 
 def expect(condition: bool, op: str, message: str) -> None:

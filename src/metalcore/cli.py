@@ -20,8 +20,29 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import metalcore
+
+        typer.echo(f"metalcore {metalcore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Fast primitives for PyTorch on Apple GPUs and any CPU."""
+
+
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    as_json: Json = False,
+    all_checks: Annotated[bool, typer.Option("--all", help="Also what works, op by op.")] = False,
+) -> None:
     """Check versions, kernels and results; exit code 1 when something is broken."""
     from metalcore import doctor as it
 
@@ -29,7 +50,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
-        it.show(report)
+        it.show(report, all_checks)
     raise typer.Exit(0 if report["ok"] else 1)
 
 

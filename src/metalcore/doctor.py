@@ -105,8 +105,8 @@ def _problems(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def show(report: dict[str, Any]) -> None:
-    """Print a report of `examine` for people."""
+def show(report: dict[str, Any], all_checks: bool = False) -> None:
+    """Print a report of `examine` for people: what is wrong, or all that was checked."""
     console = Console()
     about = Table(show_header=False, box=None)
     for package, version in report["versions"].items():
@@ -125,7 +125,8 @@ def show(report: dict[str, Any]) -> None:
     console.print(about)
 
     table = Table("op", "backend", "dtype", "path", "error", "allowed", "")
-    for op in report["ops"]:
+    shown = [op for op in report["ops"] if all_checks or not op["ok"]]
+    for op in shown:
         table.add_row(
             op["op"],
             op["backend"],
@@ -135,7 +136,10 @@ def show(report: dict[str, Any]) -> None:
             f"{op['allowed']:.1e}",
             "[green]ok[/]" if op["ok"] else "[red]wrong[/]",
         )
-    console.print(table)
+    if shown:
+        console.print(table)
+    right, ops = sum(op["ok"] for op in report["ops"]), {op["op"] for op in report["ops"]}
+    console.print(f"{right} of {len(report['ops'])} results of {len(ops)} ops are right.")
     for problem in report["problems"]:
         console.print(f"[red]broken[/] {problem}", highlight=False)
     if report["ok"]:

@@ -4,6 +4,7 @@
 from typing import Any
 
 from metalcore import _where
+from metalcore._check import one_of
 from metalcore._op import Op
 from metalcore._policy import policy
 
@@ -18,7 +19,7 @@ def names() -> list[str]:
 def describe(name: str) -> dict[str, Any]:
     """Schema, kernels and policy of op `name`."""
     if name not in Op.all:
-        raise ValueError(f"info: OP must be one of {', '.join(Op.all)}; got {name}")
+        raise ValueError(f"info: OP must be the name of an op, {one_of(Op.all, [name])}")
     op = Op.all[name]
     stem = op.story.split("/")[1]
     return {

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore import _policy
+from metalcore._check import one_of
 from metalcore._measure import processor
 from metalcore._route import Kind, Matrices, Route, Rows, Systems
 from metalcore.metal.run import has_metal_kernels
@@ -79,7 +80,7 @@ def select(ops: Sequence[str]) -> list[Route]:
     known = dict.fromkeys(route.op for route in Route.all.values())
     unknown = [op for op in ops if op not in known]
     if unknown:
-        raise ValueError(f"tune: OP must be one of {', '.join(known)}; got {', '.join(unknown)}")
+        raise ValueError(f"tune: OP must be an op that torch has too, {one_of(known, unknown)}")
     return [route for route in Route.all.values() if not ops or route.op in ops]
 
 
