@@ -75,7 +75,8 @@ def _makers() -> str:
 @lru_cache(maxsize=1)
 def _counters() -> str:
     """Changes when the code does that puts counters into kernels."""
-    return digest(*((PACKAGE / name).read_bytes() for name in ("ir.py", "slots.py")))
+    makers = ("classes.py", "shared.py", "slots.py", "ssa.py", "values.py")
+    return digest(*((PACKAGE / name).read_bytes() for name in makers))
 
 
 def headers() -> Path:
@@ -190,9 +191,7 @@ class Builder:
             self._to_ir(target, parsed.to_cpp(chosen, True), precompiled, "counted")
             ir, own = target / "kernels.ll", str(self._headers)
             text = add_sites(ir.read_text(), parsed.files, own)[0]
-            buffers = self.index.kernels[kernel]["parameters"]
-            constant = [int(p["index"]) for p in buffers if _is_constant(p)]
-            text, blocks = count_blocks(text, symbol(kernel), constant, parsed.files, own)
+            text, blocks = count_blocks(text, chosen[0], parsed.files, own)
             ir.write_text(text)
             self.tools.to_object(ir, target / "kernels.o")
             self.tools.link([target / "kernels.o"], target / f"kernels{_SUFFIX}")
@@ -356,11 +355,6 @@ def _blocking_functions(ir: str) -> set[str]:
         blocking |= more
         changed = bool(more)
     return blocking
-
-
-def _is_constant(parameter: dict[str, Any]) -> bool:
-    """Whether a buffer is in constant memory, under a number that is known here."""
-    return "constant" in parameter["declared"].split() and parameter["index"].isdigit()
 
 
 def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:

@@ -19,8 +19,9 @@ from .frontend.kernels import Kernel
 from .frontend.rewrite import symbol
 from .pressure import Liveness, is_long_division, peaks
 from .registers import Array, arrays_in_memory
+from .shared import Shared
 from .sites import Locations
-from .ssa import Function, Instruction, read, split, typed
+from .ssa import Function, read
 from .values import Values
 
 # Half registers of a thread, and the largest threadgroup of threads with so many, on M1 and M2.
@@ -37,12 +38,8 @@ _TIGHT, _GAPS = 90, 0.4
 # ... and loads are moved up by this share of what there is to gain, while few are in use.
 _EARLY, _FEW = 0.6, 150
 
-# Bytes of msl::Arguments and msl::Group (machine/abi.h).
-_POINTER = 8
-_GROUP_POSITION = 12
-
 Place = tuple[str, int]
-_MAKERS = ("fit", "values", "pressure", "codesize", "ssa", "registers", "sites")
+_MAKERS = ("fit", "shared", "values", "pressure", "codesize", "ssa", "registers", "sites")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ def _read(data: dict[str, Any]) -> Fit:
 def _fit(
     kernel: Kernel, function: Function, locations: Locations, arrays: tuple[Array, ...]
 ) -> Fit:
-    values = Values(function, _Shared(kernel, function))
+    values = Values(function, Shared(kernel, function))
     live = Liveness(values)
     few, early = peaks(live)
     wanted = few + _GAPS * max(0, few - _TIGHT)
@@ -141,51 +138,6 @@ def _fit(
         arrays,
         max(0, registers - HALF_REGISTERS),
     )
-
-
-class _Shared:
-    """Which loads and calls of a kernel give the same to all threads, before they start.
-
-    These are the launch's arguments, what `constant` memory holds, and where threadgroup memory is;
-    not the place of a threadgroup in the grid.
-    """
-
-    def __init__(self, kernel: Kernel, function: Function) -> None:
-        self._arguments, self._group = function.parameters[:2]
-        self._made = {i.name: i for b in function.blocks.values() for i in b.instructions if i.name}
-        self._constant = {
-            int(p.index) * _POINTER
-            for p in kernel.parameters
-            if p.kind == "buffer" and p.index.isdigit() and "constant" in p.declared.split()
-        }
-
-    def __call__(self, i: Instruction) -> bool:
-        if i.opcode == "call":
-            return i.callee == "msl_threadgroup_memory"
-        if not i.operands:
-            return True
-        root, offset = self._root(i.operands[0])
-        if root == self._arguments:
-            return True
-        if root == self._group:
-            return offset is None or offset >= _GROUP_POSITION
-        made = self._made.get(root)
-        if made is None or made.opcode != "load" or not made.operands:
-            return False
-        root, offset = self._root(made.operands[0])
-        return root == self._arguments and offset in self._constant
-
-    def _root(self, address: str) -> tuple[str, int | None]:
-        """What an address is computed from, and by how many bytes it is moved; None where that is
-        no constant."""
-        offset: int | None = 0
-        while (i := self._made.get(address)) and i.opcode == "getelementptr":
-            element, base, *index = split(i.text)
-            by = typed(index[0])[1] if element == "i8" and len(index) == 1 else ""
-            is_known = offset is not None and by.lstrip("-").isdigit()
-            offset = (offset or 0) + int(by) if is_known else None
-            address = typed(base)[1]
-        return address, offset
 
 
 def table(fits: dict[str, Fit]) -> Iterator[str]:

@@ -121,6 +121,22 @@ def test_accesses_side_by_side_are_one():
     assert counts(profiled(body, x, y))["memory"] == 1 + 4
 
 
+def test_one_over_a_root_is_one_instruction():
+    body = """kernel void root(device float* x [[buffer(0)]],
+        uint i [[thread_position_in_grid]]) { x[i] = precise::rsqrt(x[i]); }"""
+    assert counts(profiled(body, np.ones(64, np.float32))) == {"memory": 2, "rsqrt": 1}
+
+
+def test_an_array_in_memory_is_counted():
+    body = """kernel void pick(device float* x [[buffer(0)]], constant uint& n [[buffer(1)]],
+        uint i [[thread_position_in_grid]]) {
+      float kept[4] = {x[0], x[1], x[2], 0};
+      x[i] = kept[(n + i) & 3];
+    }"""
+    found = counts(profiled(body, np.ones(64, np.float32), np.uint32(2)))
+    assert found["thread_memory"] >= 2
+
+
 def test_operations_of_simdgroups():
     body = """kernel void simd(device float* x [[buffer(0)]],
         uint i [[thread_position_in_grid]]) {
