@@ -6,7 +6,7 @@
 #include "reduce.h"
 
 // info of a matrix with a NaN or an inf
-constant long kNotFinite = -4;
+constant int kNotFinite = -4;
 
 // The cosine between two columns by their Gram matrix; 0 where one of them is nothing.
 inline float cosine(float pp, float qq, float pq, float level) {

@@ -11,10 +11,14 @@ struct systems {
   device const float* A;
   device const float* B;
   device float* X;
-  long count;
-  long order;
+  uint count;
+  uint order;
   int n;
   int k;
+
+  // where matrix m, and its right sides, start
+  ulong matrix(uint m) const thread { return ulong(m) * (order * order); }
+  ulong sides(uint m) const thread { return ulong(m) * (order * uint(k)); }
 };
 
 // Few right sides, k <= RIGHT, with their rows in lanes: a matrix takes WIDTH lanes of a simdgroup,
@@ -28,7 +32,7 @@ inline void solve_systems_by_rows(
     bool transpose,
     bool unit,
     int passes,
-    long simdgroup_in_grid,
+    uint simdgroup_in_grid,
     uint simdgroup,
     ushort thread_lane,
     threadgroup float* a_tile,
@@ -37,23 +41,23 @@ inline void solve_systems_by_rows(
   constexpr int ROWS = WIDTH * KEEP;
   // an odd length, so that lanes that read a column each use a bank of their own
   constexpr int LD = ROWS + 1;
-  const long first = simdgroup_in_grid * SHARE;
-  const int count = int(min(all.count - first, long(SHARE)));
-  if (count <= 0) {
+  const uint first = simdgroup_in_grid * SHARE;
+  if (first >= all.count) {
     return;
   }
+  const int count = min(all.count - first, uint(SHARE));
   const int n = all.n;
   const int values = n * all.k;
   threadgroup float* a = a_tile + simdgroup * SHARE * ROWS * LD;
   threadgroup float* x = x_tile + simdgroup * SHARE * ROWS * RIGHT;
   for (int m = 0; m < count; ++m) {
-    device const float* from = all.A + (first + m) * all.order * all.order;
+    device const float* from = all.A + all.matrix(first + m);
     load_square(from, all.order, n, LD, thread_lane, 32, a + m * ROWS * LD);
   }
   // the right sides of a matrix are contiguous
   for (int e = thread_lane; e < count * values; e += 32) {
     const int m = e / values;
-    x[e] = all.B[(first + m) * all.order * all.k + e - m * values];
+    x[e] = all.B[all.sides(first + m) + e - m * values];
   }
   // each lane now reads what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -95,7 +99,7 @@ inline void solve_systems_by_rows(
   }
   for (int e = thread_lane; e < count * values; e += 32) {
     const int m = e / values;
-    all.X[(first + m) * all.order * all.k + e - m * values] = x[e];
+    all.X[all.sides(first + m) + e - m * values] = x[e];
   }
 }
 
@@ -171,8 +175,8 @@ inline void solve_systems_by_columns(
     uint threads,
     threadgroup float* a) {
   constexpr int ROWS = BLOCK < 32 ? BLOCK : 32;
-  device const float* from = all.A + group.y * all.order * all.order;
-  load_padded(from, uint(all.order), all.n, BLOCK, thread_index, threads, a);
+  device const float* from = all.A + all.matrix(group.y);
+  load_padded(from, all.order, all.n, BLOCK, thread_index, threads, a);
   // all of A is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -182,8 +186,8 @@ inline void solve_systems_by_columns(
   }
   const int size = padded(all.n);
   const int last = (size - 1) / ROWS * ROWS;
-  device const float* B = all.B + group.y * all.order * all.k + column;
-  device float* X = all.X + group.y * all.order * all.k + column;
+  device const float* B = all.B + all.sides(group.y) + column;
+  device float* X = all.X + all.sides(group.y) + column;
   const right_side c = {uint(all.k), all.n, size, lower != transpose};
   const substitution s = substitute(size, BLOCK, lower, transpose, unit);
   float x[ROWS];

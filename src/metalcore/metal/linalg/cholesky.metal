@@ -41,8 +41,8 @@ kernel void cholesky_simdgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device int* info [[buffer(2)]],
-    constant long& matrices [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant uint& matrices [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
     uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort thread_lane [[thread_index_in_simdgroup]]) {
@@ -50,15 +50,15 @@ kernel void cholesky_simdgroup(
   // an odd length, so that lanes that read a column each use a bank of their own
   constexpr int LD = WIDTH + 1;
   threadgroup float tile[SIMDGROUPS * 32 * LD];
-  const long first = (long(group) * SIMDGROUPS + simdgroup) * SHARE;
-  const int count = int(min(matrices - first, long(SHARE)));
-  if (count <= 0) {
+  const uint first = (group * SIMDGROUPS + simdgroup) * SHARE;
+  if (first >= matrices) {
     return;
   }
+  const int count = min(matrices - first, uint(SHARE));
   const int rows = int(n);
   threadgroup float* a = tile + simdgroup * SHARE * WIDTH * LD;
   for (int m = 0; m < count; ++m) {
-    load_square(A + (first + m) * n * n, n, rows, LD, thread_lane, 32, a + m * WIDTH * LD);
+    load_square(A + ulong(first + m) * (n * n), n, rows, LD, thread_lane, 32, a + m * WIDTH * LD);
   }
   // each lane now reads a row that others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -80,7 +80,7 @@ kernel void cholesky_simdgroup(
   // each lane now writes out what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int m = 0; m < count; ++m) {
-    store_square(a + m * WIDTH * LD, LD, rows, n, thread_lane, 32, L + (first + m) * n * n);
+    store_square(a + m * WIDTH * LD, LD, rows, n, thread_lane, 32, L + ulong(first + m) * (n * n));
   }
   if (owns && lane == 0) {
     info[first + own_matrix] = failed;
@@ -95,9 +95,9 @@ kernel void cholesky_threadgroup(
     device const int* info_before [[buffer(1)]],
     device float* L [[buffer(2)]],
     device int* info [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& start [[buffer(5)]],
-    constant long& order [[buffer(6)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& start [[buffer(5)]],
+    constant uint& order [[buffer(6)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint i [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
@@ -105,7 +105,7 @@ kernel void cholesky_threadgroup(
   threadgroup float tile[ROWS * LD];
   threadgroup float pivots[ROWS];
   const int rows = int(n);
-  const long offset = long(matrix) * order * order + start * (order + 1);
+  const ulong offset = ulong(matrix) * (order * order) + start * (order + 1);
   load_square(A + offset, order, rows, LD, i, threads, tile);
   // each thread now reads a row that others stored
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -147,18 +147,18 @@ template <int COLUMNS>
 kernel void cholesky_panel(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
-    constant long& start [[buffer(2)]],
-    constant long& order [[buffer(3)]],
+    constant uint& start [[buffer(2)]],
+    constant uint& order [[buffer(3)]],
     uint2 group [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
   constexpr int LD = COLUMNS + 1;
   threadgroup float block[COLUMNS * COLUMNS];
   threadgroup float tile[32 * LD];
-  A += group.y * order * order;
-  L += group.y * order * order;
+  A += ulong(group.y) * (order * order);
+  L += ulong(group.y) * (order * order);
   load_square(A + start * (order + 1), order, COLUMNS, COLUMNS, lane, 32, block);
-  const long first = start + COLUMNS + 32 * long(group.x);
-  const int rows = int(min(order - first, 32L));
+  const uint first = start + COLUMNS + 32 * group.x;
+  const int rows = min(order - first, 32u);
   for (int e = lane; e < rows * COLUMNS; e += 32) {
     const int i = e / COLUMNS;
     tile[i * LD + e % COLUMNS] = A[(first + i) * order + start + e % COLUMNS];
@@ -197,13 +197,13 @@ kernel void cholesky_panel(
 kernel void cholesky_finish(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
-    constant long& n [[buffer(2)]],
+    constant uint& n [[buffer(2)]],
     uint3 position [[thread_position_in_grid]]) {
   const uint column = position.x;
   const uint row = position.y;
-  if (column >= uint(n)) {
+  if (column >= n) {
     return;
   }
-  const long at = (position.z * n + row) * n + column;
+  const ulong at = ulong(position.z) * (n * n) + row * n + column;
   L[at] = column <= row ? A[at] : 0.0f;
 }

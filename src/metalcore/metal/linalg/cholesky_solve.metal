@@ -11,9 +11,9 @@ kernel void cholesky_solve_rows(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& count [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& k [[buffer(5)]],
+    constant uint& count [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
     uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
@@ -21,7 +21,7 @@ kernel void cholesky_solve_rows(
   threadgroup float x_tile[SIMDGROUPS * 32 * KEEP * RIGHT];
   const systems all = {A, B, X, count, n, int(n), int(k)};
   solve_systems_by_rows<WIDTH, KEEP, RIGHT>(
-      all, !UPPER, UPPER, false, 2, long(group) * SIMDGROUPS + simdgroup, simdgroup, lane, a_tile,
+      all, !UPPER, UPPER, false, 2, group * SIMDGROUPS + simdgroup, simdgroup, lane, a_tile,
       x_tile);
 }
 
@@ -30,9 +30,9 @@ kernel void cholesky_solve_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& count [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& k [[buffer(5)]],
+    constant uint& count [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 thread_index [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {

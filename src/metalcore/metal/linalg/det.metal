@@ -44,22 +44,22 @@ kernel void det_simdgroup(
     device float* det [[buffer(1)]],
     device float* sign_of [[buffer(2)]],
     device float* logabsdet [[buffer(3)]],
-    constant long& batch [[buffer(4)]],
-    constant long& n [[buffer(5)]],
+    constant uint& batch [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr int LD = WIDTH + 1;
   threadgroup float tiles[SIMDGROUPS * 32 * LD];
   threadgroup float* tile = tiles + simdgroup * 32 * LD;
-  const long first = long(thread_index / 32) * (32 / WIDTH);
+  const uint first = thread_index / 32 * (32 / WIDTH);
   if (first >= batch) {
     return;
   }
-  const int count = int(min(batch - first, long(32 / WIDTH)));
+  const int count = min(batch - first, uint(32 / WIDTH));
   const int row = int(lane % WIDTH);
   const int rows = int(n);
-  load_rows<WIDTH, LD>(A + first * n * n, rows, rows, rows, count, lane, tile);
+  load_rows<WIDTH, LD>(A + ulong(first) * (n * n), rows, rows, rows, count, lane, tile);
   // the rows are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const bool mine = int(lane / WIDTH) < count && row < rows;
@@ -75,7 +75,7 @@ kernel void det_simdgroup(
   }
   const scaled_product own = scaled(falling % 2 == 0 ? pivot : -pivot, 0);
   const scaled_product all = product_of<WIDTH>(own);
-  const long matrix = first + lane / WIDTH;
+  const uint matrix = first + lane / WIDTH;
   if (mine && row == 0) {
     write_det(all, det[matrix], sign_of[matrix], logabsdet[matrix]);
   }
@@ -86,7 +86,7 @@ kernel void det_threadgroup(
     device float* det [[buffer(1)]],
     device float* sign_of [[buffer(2)]],
     device float* logabsdet [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant uint& n [[buffer(4)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]]) {
   threadgroup float a[4160];
@@ -97,7 +97,7 @@ kernel void det_threadgroup(
   threadgroup int exponents[2];
   const int rows = int(n);
   const int row = int(thread_index);
-  A += matrix * n * n;
+  A += ulong(matrix) * (n * n);
   for (int e = row; e < rows * rows; e += 64) {
     a[e / rows * 65 + e % rows] = A[e];
   }
@@ -135,19 +135,19 @@ kernel void det_of_factors(
     device float* det [[buffer(2)]],
     device float* sign_of [[buffer(3)]],
     device float* logabsdet [[buffer(4)]],
-    constant long& n [[buffer(5)]],
+    constant uint& n [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float products[32];
   threadgroup int exponents[32];
-  rows += matrix * n;
-  U += matrix * n * n;
+  rows += ulong(matrix) * n;
+  U += ulong(matrix) * (n * n);
   scaled_product own = {1.0f, 0};
   int falling = 0;
-  for (long i = thread_index; i < n; i += threads) {
+  for (uint i = thread_index; i < n; i += threads) {
     own = scaled(own.product * U[i * n + i], own.exponent);
-    for (long j = i + 1; j < n; ++j) {
+    for (uint j = i + 1; j < n; ++j) {
       falling += rows[j] < rows[i] ? 1 : 0;
     }
   }

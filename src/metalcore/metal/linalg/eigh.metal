@@ -23,8 +23,8 @@ kernel void eigh_simdgroup(
     device float* L [[buffer(1)]],
     device float* Q [[buffer(2)]],
     device int* info [[buffer(3)]],
-    constant long& batch [[buffer(4)]],
-    constant long& n [[buffer(5)]],
+    constant uint& batch [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
     uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]]) {
   constexpr uint TEAMS = 32 / N;
@@ -36,31 +36,31 @@ kernel void eigh_simdgroup(
   threadgroup uint order[32];
   threadgroup uint active[8];
   const uint team = thread_index / N;
-  const uint rows = uint(n);
   const problem at = {
       a + team * (N * (N + 1) / 2),
       v + team * (N * (N + 1)),
       s + team * (N / 2),
       h + team * (N / 2),
       pairs + team * (N / 2),
-      rows + rows % 2,
+      n + n % 2,
       N + 1,
       thread_index % N,
       N};
   // a team without a matrix has zeros, and keeps the result to itself
-  const long first = long(group) * TEAMS;
-  const uint count = uint(min(long(TEAMS), batch - first));
-  load(v, N + 1, N, TEAMS, A + first * n * n, count, rows, thread_index, 32);
-  const int exponent = prepare<VECTORS>(at, rows, s);
+  const uint first = group * TEAMS;
+  const ulong values = ulong(first) * (n * n);
+  const uint count = min(TEAMS, batch - first);
+  load(v, N + 1, N, TEAMS, A + values, count, n, thread_index, 32);
+  const int exponent = prepare<VECTORS>(at, n, s);
   const bool converged =
-      diagonalise<N, TEAMS, VECTORS>(at, active, team, 0x1p-24f / float(rows), kSweeps);
+      diagonalise<N, TEAMS, VECTORS>(at, active, team, 0x1p-24f / float(n), kSweeps);
   const bool own = team < count;
-  store_values(at, own, rows, exponent, order + team * N, L + (first + team) * n);
+  store_values(at, own, n, exponent, order + team * N, L + ulong(first + team) * n);
   if (own && at.lane == 0) {
     info[first + team] = converged && exponent != kPoisoned ? 0 : int(n);
   }
   if (VECTORS) {
-    store_vectors(v, N + 1, N, order, count, rows, Q + first * n * n, thread_index, 32);
+    store_vectors(v, N + 1, N, order, count, n, Q + values, thread_index, 32);
   }
 }
 
@@ -71,7 +71,7 @@ kernel void eigh_threadgroup(
     device float* L [[buffer(1)]],
     device float* Q [[buffer(2)]],
     device int* info [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant uint& n [[buffer(4)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -82,17 +82,17 @@ kernel void eigh_threadgroup(
   threadgroup uint pairs[N / 2];
   threadgroup uint order[N];
   threadgroup uint active[2];
-  const uint rows = uint(n);
-  const problem at = {a, v, s, h, pairs, rows + rows % 2, N + 1, lane, lanes};
-  load(v, N + 1, N, 1, A + matrix * n * n, 1, rows, lane, lanes);
-  const int exponent = prepare<VECTORS>(at, rows, s);
-  const bool converged = diagonalise<N, 1, VECTORS>(at, active, 0, 0x1p-24f / float(rows), kSweeps);
-  store_values(at, true, rows, exponent, order, L + matrix * n);
+  const ulong first = ulong(matrix) * (n * n);
+  const problem at = {a, v, s, h, pairs, n + n % 2, N + 1, lane, lanes};
+  load(v, N + 1, N, 1, A + first, 1, n, lane, lanes);
+  const int exponent = prepare<VECTORS>(at, n, s);
+  const bool converged = diagonalise<N, 1, VECTORS>(at, active, 0, 0x1p-24f / float(n), kSweeps);
+  store_values(at, true, n, exponent, order, L + ulong(matrix) * n);
   if (lane == 0) {
     info[matrix] = converged && exponent != kPoisoned ? 0 : int(n);
   }
   if (VECTORS) {
-    store_vectors(v, N + 1, N, order, 1, rows, Q + matrix * n * n, lane, lanes);
+    store_vectors(v, N + 1, N, order, 1, n, Q + first, lane, lanes);
   }
 }
 
@@ -100,12 +100,13 @@ kernel void eigh_threadgroup(
 kernel void eigh_row_max(
     device const float* A [[buffer(0)]],
     device float* largest [[buffer(1)]],
-    constant long& n [[buffer(2)]],
+    constant uint& n [[buffer(2)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]]) {
   float own = 0.0f;
-  for (long i = lane; i <= row % n; i += 32) {
-    own = max(own, magnitude(A[row * n + i]));
+  A += ulong(row) * n;
+  for (uint i = lane; i <= row % n; i += 32) {
+    own = max(own, magnitude(A[i]));
   }
   own = simd_max(own);
   if (lane == 0) {
@@ -123,27 +124,29 @@ kernel void eigh_pad(
     device float* V [[buffer(3)]],
     device float* squares [[buffer(4)]],
     device int* exponents [[buffer(5)]],
-    constant long& n [[buffer(6)]],
-    constant long& padded [[buffer(7)]],
+    constant uint& n [[buffer(6)]],
+    constant uint& padded [[buffer(7)]],
     uint index [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]]) {
-  const long matrix = index / padded;
-  const long row = index % padded;
+  const uint matrix = index / padded;
+  const uint row = index % padded;
   float all = 0.0f;
-  for (long i = lane; i < n; i += 32) {
+  for (uint i = lane; i < n; i += 32) {
     all = max(all, largest[matrix * n + i]);
   }
   const int exponent = exponent_of(simd_max(all));
   float sum = 0.0f;
-  device const float* from = A + matrix * n * n;
-  for (long i = lane; i < padded; i += 32) {
+  A += ulong(matrix) * (n * n);
+  W += ulong(index) * padded;
+  V += VECTORS ? ulong(index) * padded : 0;
+  for (uint i = lane; i < padded; i += 32) {
     const bool inside = row < n && i < n;
-    const long at = max(row, i) * n + min(row, i);
-    const float x = inside ? scaled(from[inside ? at : 0], exponent) : 0.0f;
+    const uint at = max(row, i) * n + min(row, i);
+    const float x = inside ? scaled(A[inside ? at : 0], exponent) : 0.0f;
     sum += x * x;
-    W[index * padded + i] = x;
+    W[i] = x;
     if (VECTORS) {
-      V[index * padded + i] = i == row ? 1.0f : 0.0f;
+      V[i] = i == row ? 1.0f : 0.0f;
     }
   }
   sum = simd_sum(sum);
@@ -157,7 +160,7 @@ kernel void eigh_pad(
 
 // Where row i of the problem of a pair of blocks is in the matrix.
 template <uint BLOCK>
-inline long row_of(uint2 pair, uint i) {
+inline uint row_of(uint2 pair, uint i) {
   return (i < BLOCK ? pair.x : pair.y) * BLOCK + i % BLOCK;
 }
 
@@ -169,10 +172,10 @@ kernel void eigh_block(
     device const float* squares [[buffer(1)]],
     device float* J [[buffer(2)]],
     device int* active [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& padded [[buffer(5)]],
-    constant long& round [[buffer(6)]],
-    constant long& sweeps [[buffer(7)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& padded [[buffer(5)]],
+    constant uint& round [[buffer(6)]],
+    constant uint& sweeps [[buffer(7)]],
     uint index [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
@@ -183,18 +186,18 @@ kernel void eigh_block(
   threadgroup float h[BLOCK];
   threadgroup uint pairs[BLOCK];
   threadgroup uint flags[2];
-  const uint blocks = uint(padded / BLOCK);
+  const uint blocks = padded / BLOCK;
   const uint matrix = index / (blocks / 2);
-  const uint2 pair = round_robin_pair(index % (blocks / 2), uint(round), blocks);
+  const uint2 pair = round_robin_pair(index % (blocks / 2), round, blocks);
   const problem at = {a, v, s, h, pairs, N, N + 1, lane, lanes};
   // above what rounding in eigh_rotate_* brings back; all below it together have a norm of at most
   // 2^-22 sqrt(n) of that of A
   float square = 0.0f;
-  for (long i = lane % 32; i < n; i += 32) {
+  for (uint i = lane % 32; i < n; i += 32) {
     square += squares[matrix * padded + i];
   }
   const float threshold = 0x1p-22f * precise::sqrt(simd_sum(square) / float(n));
-  device const float* from = W + matrix * padded * padded;
+  device const float* from = W + ulong(matrix) * (padded * padded);
   float largest = 0.0f;
   for (uint i = lane; i < N * N; i += lanes) {
     const uint row = i / N;
@@ -213,8 +216,9 @@ kernel void eigh_block(
   if (rotates) {
     set_identity(at);
     diagonalise<N, 1, true>(at, flags, 0, threshold, int(sweeps));
+    J += ulong(index) * (N * N);
     for (uint i = lane; i < N * N; i += lanes) {
-      J[index * N * N + i] = v[i / N * at.ld + i % N];
+      J[i] = v[i / N * at.ld + i % N];
     }
   }
 }
@@ -241,18 +245,18 @@ kernel void eigh_rotate_rows(
     device const float* J [[buffer(1)]],
     device const int* active [[buffer(2)]],
     device float* next [[buffer(3)]],
-    constant long& padded [[buffer(4)]],
-    constant long& round [[buffer(5)]],
+    constant uint& padded [[buffer(4)]],
+    constant uint& round [[buffer(5)]],
     uint index [[threadgroup_position_in_grid]]) {
   constexpr uint N = 2 * BLOCK;
   constexpr uint ROWS = N / 8;
   constexpr uint COLUMNS = STRIP / 8;
-  const strip at = strip_of(index, uint(padded / STRIP), uint(padded / BLOCK), uint(round));
+  const strip at = strip_of(index, padded / STRIP, padded / BLOCK, round);
   if (active[at.turn] == 0) {
     return;
   }
-  const long first = at.matrix * padded * padded + at.number * STRIP;
-  device const float* turn = J + at.turn * N * N;
+  const ulong first = ulong(at.matrix) * (padded * padded) + at.number * STRIP;
+  device const float* turn = J + ulong(at.turn) * (N * N);
   simdgroup_float8x8 x[ROWS][COLUMNS];
   for (uint r = 0; r < ROWS; ++r) {
     for (uint j = 0; j < COLUMNS; ++j) {
@@ -288,21 +292,21 @@ kernel void eigh_rotate_columns(
     device const int* active [[buffer(3)]],
     device float* next [[buffer(4)]],
     device float* next_V [[buffer(5)]],
-    constant long& padded [[buffer(6)]],
-    constant long& round [[buffer(7)]],
+    constant uint& padded [[buffer(6)]],
+    constant uint& round [[buffer(7)]],
     uint index [[threadgroup_position_in_grid]]) {
   constexpr uint N = 2 * BLOCK;
   constexpr uint ROWS = STRIP / 8;
   constexpr uint COLUMNS = N / 8;
   constexpr uint SIDES = VECTORS ? 2 : 1;
-  const strip at = strip_of(index / SIDES, uint(padded / STRIP), uint(padded / BLOCK), uint(round));
+  const strip at = strip_of(index / SIDES, padded / STRIP, padded / BLOCK, round);
   if (active[at.turn] == 0) {
     return;
   }
-  const long first = (at.matrix * padded + at.number * STRIP) * padded;
+  const ulong first = ulong(at.matrix * padded + at.number * STRIP) * padded;
   device const float* from = (index % SIDES == 0 ? W : V) + first;
   device float* to = (index % SIDES == 0 ? next : next_V) + first;
-  device const float* turn = J + at.turn * N * N;
+  device const float* turn = J + ulong(at.turn) * (N * N);
   simdgroup_float8x8 x[ROWS][COLUMNS];
   for (uint i = 0; i < ROWS; ++i) {
     for (uint r = 0; r < COLUMNS; ++r) {
@@ -335,22 +339,22 @@ kernel void eigh_order(
     device float* L [[buffer(3)]],
     device int* order [[buffer(4)]],
     device int* info [[buffer(5)]],
-    constant long& batch [[buffer(6)]],
-    constant long& n [[buffer(7)]],
-    constant long& padded [[buffer(8)]],
-    constant long& rounds [[buffer(9)]],
-    constant long& pairs [[buffer(10)]],
+    constant uint& batch [[buffer(6)]],
+    constant uint& n [[buffer(7)]],
+    constant uint& padded [[buffer(8)]],
+    constant uint& rounds [[buffer(9)]],
+    constant uint& pairs [[buffer(10)]],
     uint index [[thread_position_in_grid]]) {
-  const long matrix = index / n;
-  const long i = index % n;
+  const uint matrix = index / n;
+  const uint i = index % n;
   if (matrix >= batch) {
     return;
   }
-  device const float* from = W + matrix * padded * padded;
+  device const float* from = W + ulong(matrix) * (padded * padded);
   const int exponent = exponents[matrix];
   const float value = from[i * (padded + 1)];
-  long rank = 0;
-  for (long j = 0; j < n; ++j) {
+  uint rank = 0;
+  for (uint j = 0; j < n; ++j) {
     const float other = from[j * (padded + 1)];
     rank += other < value || (other == value && j < i) ? 1 : 0;
   }
@@ -359,7 +363,7 @@ kernel void eigh_order(
   if (i == 0) {
     // what the last sweep still found far from diagonal has not converged
     int rotated = 0;
-    for (long j = 0; j < rounds * pairs; ++j) {
+    for (uint j = 0; j < rounds * pairs; ++j) {
       rotated += active[(j / pairs * batch + matrix) * pairs + j % pairs] > 1 ? 1 : 0;
     }
     info[matrix] = rotated == 0 && exponent != kPoisoned ? 0 : int(n);
@@ -372,15 +376,16 @@ kernel void eigh_columns(
     device const int* order [[buffer(1)]],
     device const int* exponents [[buffer(2)]],
     device float* Q [[buffer(3)]],
-    constant long& size [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant long& padded [[buffer(6)]],
+    constant uint& size [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& padded [[buffer(6)]],
     uint index [[thread_position_in_grid]]) {
   if (index >= size) {
     return;
   }
-  const long matrix = index / (n * n);
-  const long row = index / n % n;
-  const float value = V[(matrix * padded + row) * padded + order[matrix * n + index % n]];
+  const uint matrix = index / (n * n);
+  const uint row = index / n % n;
+  V += ulong(matrix) * (padded * padded);
+  const float value = V[row * padded + order[matrix * n + index % n]];
   Q[index] = exponents[matrix] == kPoisoned ? NAN : value;
 }

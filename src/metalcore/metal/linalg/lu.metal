@@ -51,9 +51,9 @@ kernel void lu_simdgroup(
     device float* L [[buffer(2)]],
     device float* U [[buffer(3)]],
     device int* info [[buffer(4)]],
-    constant long& batch [[buffer(5)]],
-    constant long& m [[buffer(6)]],
-    constant long& n [[buffer(7)]],
+    constant uint& batch [[buffer(5)]],
+    constant uint& m [[buffer(6)]],
+    constant uint& n [[buffer(7)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -62,16 +62,16 @@ kernel void lu_simdgroup(
   threadgroup int orders[SIMDGROUPS * 32];
   threadgroup float* tile = tiles + simdgroup * 32 * LD;
   threadgroup int* order = orders + simdgroup * 32;
-  const long first = long(thread_index / 32) * (32 / WIDTH);
+  const uint first = thread_index / 32 * (32 / WIDTH);
   if (first >= batch) {
     return;
   }
-  const int count = int(min(batch - first, long(32 / WIDTH)));
+  const int count = min(batch - first, uint(32 / WIDTH));
   const int row = int(lane % WIDTH);
   const int height = int(m);
   const int width = int(n);
 
-  load_rows<WIDTH, LD>(A + first * m * n, height, width, width, count, lane, tile);
+  load_rows<WIDTH, LD>(A + ulong(first) * (m * n), height, width, width, count, lane, tile);
   // the rows are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const bool mine = int(lane / WIDTH) < count && row < height;
@@ -82,8 +82,8 @@ kernel void lu_simdgroup(
   simdgroup_barrier(mem_flags::mem_threadgroup);
   const int k = min(height, width);
   write_factors<LD, WIDTH>(
-      tile, order, height, width, count, lane, 32, rows + first * m, L + first * m * k,
-      U + first * k * n);
+      tile, order, height, width, count, lane, 32, rows + ulong(first) * m,
+      L + ulong(first) * (m * k), U + ulong(first) * (k * n));
   if (row == 0 && mine) {
     info[first + lane / WIDTH] = found.info;
   }
@@ -95,8 +95,8 @@ kernel void lu_threadgroup(
     device float* L [[buffer(2)]],
     device float* U [[buffer(3)]],
     device int* info [[buffer(4)]],
-    constant long& m [[buffer(5)]],
-    constant long& n [[buffer(6)]],
+    constant uint& m [[buffer(5)]],
+    constant uint& n [[buffer(6)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint row [[thread_position_in_threadgroup]]) {
   threadgroup float a[4160];
@@ -105,8 +105,9 @@ kernel void lu_threadgroup(
   threadgroup int order[64];
   const int height = int(m);
   const int width = int(n);
+  A += ulong(matrix) * (m * n);
   for (int e = row; e < height * width; e += 64) {
-    a[e / width * 65 + e % width] = A[matrix * m * n + e];
+    a[e / width * 65 + e % width] = A[e];
   }
   // the matrix is in threadgroup memory
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -118,8 +119,8 @@ kernel void lu_threadgroup(
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int k = min(height, width);
   write_factors<65, 64>(
-      a, order, height, width, 1, row, 64, rows + matrix * m, L + matrix * m * k,
-      U + matrix * k * n);
+      a, order, height, width, 1, row, 64, rows + ulong(matrix) * m, L + ulong(matrix) * (m * k),
+      U + ulong(matrix) * (k * n));
   if (row == 0) {
     info[matrix] = failed;
   }
@@ -137,23 +138,23 @@ kernel void lu_panel(
     device int* pivots [[buffer(4)]],
     device long* rows [[buffer(5)]],
     device int* info [[buffer(6)]],
-    constant long& m [[buffer(7)]],
-    constant long& n [[buffer(8)]],
-    constant long& first [[buffer(9)]],
-    constant long& last [[buffer(10)]],
+    constant uint& m [[buffer(7)]],
+    constant uint& n [[buffer(8)]],
+    constant uint& first [[buffer(9)]],
+    constant uint& last [[buffer(10)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]]) {
   threadgroup float found[64];
   threadgroup int place[64];
-  const long height = m - first;
+  const uint height = m - first;
   const int h = int(height);
   const int w = int(last - first);
   const uint lane = thread_index % 32;
-  A += matrix * m * n + first * (n + 1);
-  panel += matrix * height * w;
-  rows_before += matrix * m + first;
-  rows += matrix * m + first;
+  A += ulong(matrix) * (m * n) + first * (n + 1);
+  panel += ulong(matrix) * (height * w);
+  rows_before += ulong(matrix) * m + first;
+  rows += ulong(matrix) * m + first;
   for (int i = thread_index; i < h; i += threads) {
     for (int j = 0; j < w; ++j) {
       panel[j * height + i] = A[i * n + j];
@@ -222,23 +223,22 @@ kernel void lu_columns(
     device const int* pivots [[buffer(0)]],
     device const float* A [[buffer(1)]],
     device float* LU [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& first [[buffer(5)]],
-    constant long& last [[buffer(6)]],
+    constant uint& m [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& first [[buffer(5)]],
+    constant uint& last [[buffer(6)]],
     uint2 position [[thread_position_in_grid]],
     uint2 in_group [[thread_position_in_threadgroup]],
     uint2 group [[threads_per_threadgroup]]) {
   threadgroup float L[PANEL * PANEL];
   const int steps = int(last - first);
-  const uint width = uint(n);
-  const long top = position.y * m * n + first * n;
+  const ulong top = ulong(position.y) * (m * n) + first * n;
   A += top;
-  load_padded(A + first, width, steps, PANEL, in_group.x, group.x, L);
+  load_padded(A + first, n, steps, PANEL, in_group.x, group.x, L);
   // the panel's L is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint column = position.x;
-  if (column >= width || (column >= uint(first) && column < uint(last))) {
+  if (column >= n || (column >= first && column < last)) {
     return;
   }
   A += column;
@@ -246,28 +246,28 @@ kernel void lu_columns(
   pivots += position.y * PANEL;
   for (int p = 0; p < steps; ++p) {
     const uint q = pivots[p];
-    LU[p * width] = A[p * width];
-    LU[q * width] = A[q * width];
+    LU[p * n] = A[p * n];
+    LU[q * n] = A[q * n];
   }
   for (int p = 0; p < steps; ++p) {
     const uint q = pivots[p];
-    const float value = LU[p * width];
-    LU[p * width] = LU[q * width];
-    LU[q * width] = value;
+    const float value = LU[p * n];
+    LU[p * n] = LU[q * n];
+    LU[q * n] = value;
   }
-  if (column >= uint(last)) {
+  if (column >= last) {
     const int rows = padded(steps);
     float x[PANEL];
 #pragma unroll
     for (int i = 0; i < PANEL; ++i) {
-      x[i] = i < steps ? LU[i * width] : 0.0f;
+      x[i] = i < steps ? LU[i * n] : 0.0f;
     }
     solve_in_thread<PANEL>(L, substitute(rows, PANEL, true, false, true), rows, x);
 #pragma unroll
     for (int i = 0; i < PANEL; ++i) {
       const int row = i - (PANEL - rows);
       if (row >= 0 && row < steps) {
-        LU[row * width] = x[i];
+        LU[row * n] = x[i];
       }
     }
   }
@@ -278,22 +278,22 @@ kernel void lu_finish(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device float* U [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant uint& m [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
     uint3 position [[thread_position_in_grid]]) {
   const uint column = position.x;
   const uint row = position.y;
-  const uint k = uint(min(m, n));
-  if (column >= uint(n)) {
+  const uint k = min(m, n);
+  if (column >= n) {
     return;
   }
-  const float value = A[(position.z * m + row) * n + column];
+  const ulong matrix = position.z;
+  const float value = A[matrix * (m * n) + row * n + column];
   if (column < k) {
-    const long at = (position.z * m + row) * k + column;
-    L[at] = column < row ? value : column == row ? 1.0f : 0.0f;
+    L[matrix * (m * k) + row * k + column] = column < row ? value : column == row ? 1.0f : 0.0f;
   }
   if (row < k) {
-    U[(position.z * k + row) * n + column] = column < row ? 0.0f : value;
+    U[matrix * (k * n) + row * n + column] = column < row ? 0.0f : value;
   }
 }
 
@@ -302,12 +302,12 @@ template <typename T>
 kernel void lu_permutation(
     device const long* rows [[buffer(0)]],
     device T* P [[buffer(1)]],
-    constant long& m [[buffer(2)]],
+    constant uint& m [[buffer(2)]],
     uint3 position [[thread_position_in_grid]]) {
   const uint column = position.x;
-  if (column < uint(m)) {
-    const long matrix = position.z;
+  if (column < m) {
+    const ulong matrix = position.z;
     const bool here = rows[matrix * m + column] == position.y;
-    P[(matrix * m + position.y) * m + column] = here ? T(1.0f) : T(0.0f);
+    P[matrix * (m * m) + position.y * m + column] = here ? T(1.0f) : T(0.0f);
   }
 }

@@ -23,33 +23,33 @@ template <typename T>
 kernel void orthogonalize_load(
     device const T* A [[buffer(0)]],
     device float* W [[buffer(1)]],
-    constant long& K [[buffer(2)]],
-    constant long& M [[buffer(3)]],
+    constant uint& K [[buffer(2)]],
+    constant uint& M [[buffer(3)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 position [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
-  const uint rows = uint(M);
-  const uint columns = uint(K);
-  A += group.y * M * K + group.x;
-  W += (group.y * K + group.x) * M;
+  A += ulong(group.y) * (M * K) + group.x;
+  W += ulong(group.y * K + group.x) * M;
   float largest = 0.0f;
-  for (uint i = position.x; i < rows; i += threads.x) {
-    largest = max(largest, abs(float(A[i * columns])));
+  for (uint i = position.x; i < M; i += threads.x) {
+    largest = max(largest, abs(float(A[i * K])));
   }
   largest = threadgroup_max(largest, scratch, position.x, threads.x);
   const float scale = largest != 0.0f ? largest : 1.0f;
-  for (uint i = position.x; i < rows; i += threads.x) {
-    W[i] = float(A[i * columns]) / scale;
+  for (uint i = position.x; i < M; i += threads.x) {
+    W[i] = float(A[i * K]) / scale;
   }
 }
 
 // Entry (i, j) of W W^T, the sum of its parts.
-inline two_floats gram_entry(device const float* parts, long count, long K, long i, long j) {
+inline two_floats gram_entry(device const float* parts, uint count, uint K, uint i, uint j) {
+  const uint size = K * K;
+  parts += i * K + j;
   two_floats sum = {0.0f, 0.0f};
-  for (long part = 0; part < count; ++part) {
-    const long at = part * 2 * K * K + i * K + j;
-    sum = added(sum, {parts[at], parts[at + K * K]});
+  for (uint part = 0; part < count; ++part) {
+    sum = added(sum, {parts[0], parts[size]});
+    parts += 2 * ulong(size);
   }
   return sum;
 }
@@ -60,34 +60,34 @@ template <int TILE>
 kernel void orthogonalize_gram(
     device const float* W [[buffer(0)]],
     device float* parts [[buffer(1)]],
-    constant long& K [[buffer(2)]],
-    constant long& M [[buffer(3)]],
-    constant long& share [[buffer(4)]],
+    constant uint& K [[buffer(2)]],
+    constant uint& M [[buffer(3)]],
+    constant uint& share [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint3 position [[thread_position_in_threadgroup]]) {
   threadgroup float rows[TILE * 33];
   threadgroup float columns[TILE * 33];
   // tile t of the triangle, by rows
-  long top = 0;
-  while ((top + 1) * (top + 2) / 2 <= long(group.x)) {
+  uint top = 0;
+  while ((top + 1) * (top + 2) / 2 <= group.x) {
     ++top;
   }
-  const long left = long(group.x) - top * (top + 1) / 2;
+  const uint left = group.x - top * (top + 1) / 2;
   const uint thread_index = position.x;
   const uint i = thread_index / TILE;
   const uint j = thread_index % TILE;
-  const long begin = group.y * share;
-  const long end = min(M, begin + share);
-  W += group.z * K * M;
+  const uint begin = group.y * share;
+  const uint end = min(M, begin + share);
+  W += ulong(group.z) * (K * M);
   two_floats sum = {0.0f, 0.0f};
-  for (long first = begin; first < end; first += 32) {
+  for (uint first = begin; first < end; first += 32) {
     // the tiles before are read
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint e = thread_index; e < TILE * 32; e += TILE * TILE) {
-      const long m = first + e % 32;
-      const long row = top * TILE + e / 32;
-      const long column = left * TILE + e / 32;
+      const uint m = first + e % 32;
+      const uint row = top * TILE + e / 32;
+      const uint column = left * TILE + e / 32;
       rows[e / 32 * 33 + e % 32] = row < K && m < end ? W[row * M + m] : 0.0f;
       columns[e / 32 * 33 + e % 32] = column < K && m < end ? W[column * M + m] : 0.0f;
     }
@@ -98,12 +98,12 @@ kernel void orthogonalize_gram(
     }
   }
   sum = normalised(sum);
-  const long row = top * TILE + i;
-  const long column = left * TILE + j;
+  const uint row = top * TILE + i;
+  const uint column = left * TILE + j;
   if (row < K && column < K) {
-    const long at = (group.z * groups.y + group.y) * 2 * K * K + row * K + column;
-    parts[at] = sum.high;
-    parts[at + K * K] = sum.low;
+    parts += ulong(group.z * groups.y + group.y) * 2 * (K * K) + row * K + column;
+    parts[0] = sum.high;
+    parts[K * K] = sum.low;
   }
 }
 
@@ -126,9 +126,9 @@ kernel void orthogonalize_factor(
     device float* L_next [[buffer(3)]],
     device float* low_next [[buffer(4)]],
     device int* zeros [[buffer(5)]],
-    constant long& count [[buffer(6)]],
-    constant long& K [[buffer(7)]],
-    constant long& first [[buffer(8)]],
+    constant uint& count [[buffer(6)]],
+    constant uint& K [[buffer(7)]],
+    constant uint& first [[buffer(8)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 position [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
@@ -137,26 +137,27 @@ kernel void orthogonalize_factor(
   threadgroup float c_low[2 * BLOCK * (BLOCK + 1)];
   threadgroup float lengths[BLOCK];
   const uint thread_index = position.x;
-  parts += group.y * count * 2 * K * K;
-  L += group.y * K * K;
-  low += group.y * K * K;
-  L_next += group.y * K * K;
-  low_next += group.y * K * K;
+  const ulong matrix = ulong(group.y) * (K * K);
+  parts += matrix * 2 * count;
+  L += matrix;
+  low += matrix;
+  L_next += matrix;
+  low_next += matrix;
   zeros += group.y * K;
-  const long below = first + (group.x + 1) * BLOCK;
-  const uint width = uint(min(long(BLOCK), K - first));
-  const uint height = BLOCK + uint(clamp(K - below, 0l, long(BLOCK)));
+  const uint below = first + (group.x + 1) * BLOCK;
+  const uint width = min(uint(BLOCK), K - first);
+  const uint height = BLOCK + min(uint(BLOCK), K - min(K, below));
   for (uint e = thread_index; e < height * BLOCK; e += threads.x) {
     const uint r = e / BLOCK;
-    const long row = r < BLOCK ? first + r : below + r - BLOCK;
-    const long column = first + e % BLOCK;
+    const uint row = r < BLOCK ? first + r : below + r - BLOCK;
+    const uint column = first + e % BLOCK;
     two_floats x = {0.0f, 0.0f};
     if (row < K && column <= row && column < K) {
       x = gram_entry(parts, count, K, row, column);
       if (row == column) {
         lengths[r] = x.high;
       }
-      for (long k = 0; k < first; ++k) {
+      for (uint k = 0; k < first; ++k) {
         const two_floats y = {L[row * K + k], low[row * K + k]};
         x = less_product(x, y, {L[column * K + k], low[column * K + k]});
       }
@@ -197,8 +198,8 @@ kernel void orthogonalize_factor(
   }
   for (uint e = thread_index; e < height * BLOCK; e += threads.x) {
     const uint r = e / BLOCK;
-    const long row = r < BLOCK ? first + r : below + r - BLOCK;
-    const long column = first + e % BLOCK;
+    const uint row = r < BLOCK ? first + r : below + r - BLOCK;
+    const uint column = first + e % BLOCK;
     if ((r >= BLOCK || group.x == 0) && row < K && column <= row && column < K) {
       L_next[row * K + column] = c[r * LD + e % BLOCK];
       low_next[row * K + column] = c_low[r * LD + e % BLOCK];
@@ -222,22 +223,54 @@ inline void load_tile(
     device const float* low,
     threadgroup float* tile,
     threadgroup float* tile_low,
-    long K,
-    long first,
-    long column,
+    uint K,
+    uint first,
+    uint column,
     uint thread_index,
     uint threads) {
   // the tile before is read
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint e = thread_index; e < ROWS * 32; e += threads) {
-    const long i = first + e / 32;
-    const long j = column + e % 32;
+    const uint i = first + e / 32;
+    const uint j = column + e % 32;
     const bool inside = i < K && j <= i;
     tile[e] = inside ? L[i * K + j] : 0.0f;
     tile_low[e] = inside ? low[i * K + j] : 0.0f;
   }
   // the tile is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Where a thread of orthogonalize_divide writes its column, and the tile on the diagonal of L.
+struct divided_column {
+  threadgroup const float* tile;
+  threadgroup const float* tile_low;
+  device const int* zeros;
+  device float* next;
+  device float* next_low;
+  uint M;
+  uint m;
+  uint first;
+  bool inside;
+};
+
+// Steps from..to of the tile, rows from `from` on in x: each takes the first of them off, so that
+// registers have the same place in all.
+template <int ROWS, int LENGTH>
+inline void divide_rows(thread const divided_column& c, int from, int to, thread two_floats* x) {
+  for (int k = from; k < to; ++k) {
+    const two_floats y = divided(x[0], get(c.tile, c.tile_low, k * 33));
+#pragma unroll
+    for (int i = 1; i < LENGTH; ++i) {
+      // what comes from beyond the last row stays there
+      x[i - 1] = less_product(x[i], get(c.tile, c.tile_low, (k + i) % ROWS * 32 + k), y);
+    }
+    if (c.inside) {
+      const uint at = (c.first + k) * c.M;
+      c.next[at] = c.zeros[c.first + k] != 0 ? random_value(at + c.m) : y.high;
+      c.next_low[at] = y.low;
+    }
+  }
 }
 
 // next = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of
@@ -250,33 +283,34 @@ kernel void orthogonalize_divide(
     device const int* zeros [[buffer(3)]],
     device float* next [[buffer(4)]],
     device float* next_low [[buffer(5)]],
-    constant long& K [[buffer(6)]],
-    constant long& M [[buffer(7)]],
+    constant uint& K [[buffer(6)]],
+    constant uint& M [[buffer(7)]],
     uint2 position [[thread_position_in_grid]],
     uint2 own_place [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float tile[ROWS * 32];
   threadgroup float tile_low[ROWS * 32];
-  const long m = position.x;
+  const uint m = position.x;
   const bool inside = m < M;
   const uint thread_index = own_place.x;
-  W += position.y * K * M + m;
-  next += position.y * K * M + m;
-  next_low += position.y * K * M + m;
-  L += position.y * K * K;
-  low += position.y * K * K;
+  const ulong values = ulong(position.y) * (K * M) + m;
+  W += values;
+  next += values;
+  next_low += values;
+  L += ulong(position.y) * (K * K);
+  low += ulong(position.y) * (K * K);
   zeros += position.y * K;
-  for (long first = 0; first < K; first += ROWS) {
-    const int rows = int(min(K - first, long(ROWS)));
+  for (uint first = 0; first < K; first += ROWS) {
+    const int rows = min(K - first, uint(ROWS));
     two_floats x[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       x[i] = {inside && i < rows ? W[(first + i) * M] : 0.0f, 0.0f};
     }
-    for (long column = 0; column < first; column += 32) {
+    for (uint column = 0; column < first; column += 32) {
       load_tile<ROWS>(L, low, tile, tile_low, K, first, column, thread_index, threads.x);
       for (uint k = 0; k < 32 && column + k < first; ++k) {
-        const long at = (column + k) * M;
+        const uint at = (column + k) * M;
         const two_floats y = {inside ? next[at] : 0.0f, inside ? next_low[at] : 0.0f};
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
@@ -285,21 +319,9 @@ kernel void orthogonalize_divide(
       }
     }
     load_tile<ROWS>(L, low, tile, tile_low, K, first, first, thread_index, threads.x);
-#pragma unroll
-    for (int k = 0; k < ROWS; ++k) {
-      if (k < rows) {
-        x[k] = divided(x[k], get(tile, tile_low, k * 33));
-#pragma unroll
-        for (int i = k + 1; i < ROWS; ++i) {
-          x[i] = less_product(x[i], get(tile, tile_low, i * 32 + k), x[k]);
-        }
-        if (inside) {
-          const long at = (first + k) * M;
-          next[at] = zeros[first + k] != 0 ? random_value(uint(at + m)) : x[k].high;
-          next_low[at] = x[k].low;
-        }
-      }
-    }
+    const divided_column c = {tile, tile_low, zeros, next, next_low, M, m, first, inside};
+    divide_rows<ROWS, ROWS>(c, 0, min(rows, ROWS / 2), x);
+    divide_rows<ROWS, ROWS / 2>(c, ROWS / 2, rows, x);
   }
 }
 
@@ -307,18 +329,19 @@ kernel void orthogonalize_divide(
 kernel void orthogonalize_excess(
     device const float* parts [[buffer(0)]],
     device float* P [[buffer(1)]],
-    constant long& count [[buffer(2)]],
-    constant long& K [[buffer(3)]],
-    constant long& values [[buffer(4)]],
+    constant uint& count [[buffer(2)]],
+    constant uint& K [[buffer(3)]],
+    constant uint& values [[buffer(4)]],
     uint index [[thread_position_in_grid]]) {
-  if (long(index) >= values) {
+  if (index >= values) {
     return;
   }
-  const long i = index / K % K;
-  const long j = index % K;
+  const uint row = index / K;
+  const uint i = row % K;
+  const uint j = index % K;
   float excess = 0.0f;
   if (j <= i) {
-    const two_floats sum = gram_entry(parts + index / (K * K) * count * 2 * K * K, count, K, i, j);
+    const two_floats sum = gram_entry(parts + ulong(row / K) * count * 2 * (K * K), count, K, i, j);
     excess = i == j ? 0.5f * ((sum.high - 1.0f) + sum.low) : sum.high + sum.low;
   }
   // what the passes could not make orthonormal shall not look as if they had

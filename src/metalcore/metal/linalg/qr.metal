@@ -16,28 +16,29 @@ kernel void qr_simdgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
     device float* R [[buffer(2)]],
-    constant long& matrices [[buffer(3)]],
-    constant long& m [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant long& q_columns [[buffer(6)]],
-    constant long& r_rows [[buffer(7)]],
+    constant uint& matrices [[buffer(3)]],
+    constant uint& m [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& q_columns [[buffer(6)]],
+    constant uint& r_rows [[buffer(7)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   constexpr int SHARE = 32 / SIZE;
   threadgroup float tiles[SIMDGROUPS * 32 * SIZE];
   threadgroup float* tile = tiles + simdgroup * 32 * SIZE;
-  const long first = long(thread_index / 32) * SHARE;
-  const int count = int(min(matrices - first, long(SHARE)));
-  if (count <= 0) {
+  const uint first = thread_index / 32 * SHARE;
+  if (first >= matrices) {
     return;
   }
+  const int count = min(matrices - first, uint(SHARE));
   const int rows = int(m);
   const int columns = int(n);
   const int steps = min(rows, columns);
   const int size = rows * columns;
+  A += ulong(first) * size;
   for (int e = lane; e < count * size; e += 32) {
-    tile[e] = A[first * size + e];
+    tile[e] = A[e];
   }
   // each lane now reads a column that others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -81,8 +82,9 @@ kernel void qr_simdgroup(
   }
   // each lane now writes out what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  R += ulong(first) * r_size;
   for (int e = lane; e < count * r_size; e += 32) {
-    R[first * r_size + e] = tile[e];
+    R[e] = tile[e];
   }
   if (q_columns == 0) {
     return;
@@ -111,8 +113,9 @@ kernel void qr_simdgroup(
   }
   // each lane now writes out what others stored
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  Q += ulong(first) * (rows * width);
   for (int e = lane; e < count * rows * width; e += 32) {
-    Q[first * rows * width + e] = tile[e];
+    Q[e] = tile[e];
   }
 }
 
@@ -124,10 +127,10 @@ kernel void qr_threadgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
     device float* R [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& q_columns [[buffer(5)]],
-    constant long& r_rows [[buffer(6)]],
+    constant uint& m [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& q_columns [[buffer(5)]],
+    constant uint& r_rows [[buffer(6)]],
     uint group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
     uint threads [[threads_per_threadgroup]],
@@ -144,8 +147,9 @@ kernel void qr_threadgroup(
   const int width = int(q_columns);
   const int steps = min(rows, columns);
   const int ld = max(columns, width) | 1;
+  A += ulong(group) * (m * n);
   for (int e = thread_index; e < rows * columns; e += threads) {
-    w[e / columns * ld + e % columns] = A[group * m * n + e];
+    w[e / columns * ld + e % columns] = A[e];
   }
   // all of A is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -195,11 +199,12 @@ kernel void qr_threadgroup(
 
   // all of R is there
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  R += ulong(group) * (r_rows * n);
   for (int e = thread_index; e < int(r_rows) * columns; e += threads) {
     const int i = e / columns;
     const int j = e % columns;
     const float r = i < j ? w[i * ld + j] : i == j ? betas[i] : 0.0f;
-    R[group * r_rows * n + e] = r / scales[j];
+    R[e] = r / scales[j];
   }
   if (width == 0) {
     return;
@@ -240,8 +245,9 @@ kernel void qr_threadgroup(
     // its simdgroup replaces column k next
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
+  Q += ulong(group) * (m * q_columns);
   for (int e = thread_index; e < rows * width; e += threads) {
-    Q[group * m * q_columns + e] = w[e / width * ld + e % width];
+    Q[e] = w[e / width * ld + e % width];
   }
 }
 
@@ -251,8 +257,8 @@ kernel void qr_scale(
     device const float* A [[buffer(0)]],
     device float* W [[buffer(1)]],
     device float* scales [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& n [[buffer(4)]],
+    constant uint& m [[buffer(3)]],
+    constant uint& n [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 position [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
@@ -260,11 +266,13 @@ kernel void qr_scale(
   const uint lane = position.x % LANES;
   const uint simdgroup = position.x / LANES;
   const uint simdgroups = threads.x / LANES;
-  const long column = long(group.x) * LANES + lane;
-  const long first = group.y * m * n + column;
+  const uint column = group.x * LANES + lane;
+  const ulong first = ulong(group.y) * (m * n) + column;
+  A += first;
+  W += first;
   float largest = 0.0f;
-  for (long i = simdgroup; column < n && i < m; i += simdgroups) {
-    largest = max(largest, abs(A[first + i * n]));
+  for (uint i = simdgroup; column < n && i < m; i += simdgroups) {
+    largest = max(largest, abs(A[i * n]));
   }
   largest_of[simdgroup * LANES + lane] = largest;
   // every simdgroup needs the shares of all
@@ -273,8 +281,8 @@ kernel void qr_scale(
     largest = max(largest, largest_of[s * LANES + lane]);
   }
   const float scale = power_of_two_for(largest);
-  for (long i = simdgroup; column < n && i < m; i += simdgroups) {
-    W[first + i * n] = A[first + i * n] * scale;
+  for (uint i = simdgroup; column < n && i < m; i += simdgroups) {
+    W[i * n] = A[i * n] * scale;
   }
   if (simdgroup == 0 && column < n) {
     scales[group.y * n + column] = scale;
@@ -292,10 +300,10 @@ kernel void qr_panel(
     device float* W [[buffer(1)]],
     device float* V [[buffer(2)]],
     device float* T [[buffer(3)]],
-    constant long& m [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant long& first [[buffer(6)]],
-    constant long& width [[buffer(7)]],
+    constant uint& m [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& first [[buffer(6)]],
+    constant uint& width [[buffer(7)]],
     uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]],
@@ -308,10 +316,11 @@ kernel void qr_panel(
   const int columns = int(width);
   const int column = lane;
   const bool inside = column < columns;
-  const long corner = group * m * n + first * (n + 1) + column;
+  const ulong corner = ulong(group) * (m * n) + first * (n + 1) + column;
   A += corner;
   W += corner;
-  V += group * rows * width + column;
+  V += ulong(group) * (rows * width) + column;
+  T += ulong(group) * (width * width) + column * width;
   for (int l = 0; simdgroup == 0 && l < LANES; ++l) {
     t[column * 33 + l] = 0.0f;
   }
@@ -368,7 +377,7 @@ kernel void qr_panel(
     V[i * width] = i > column ? W[i * n] : i == column ? 1.0f : 0.0f;
   }
   for (int l = 0; simdgroup == 0 && inside && l < columns; ++l) {
-    T[(group * width + column) * width + l] = t[column * 33 + l];
+    T[l] = t[column * 33 + l];
   }
 }
 
@@ -377,17 +386,17 @@ kernel void qr_finish(
     device const float* W [[buffer(0)]],
     device const float* scales [[buffer(1)]],
     device float* R [[buffer(2)]],
-    constant long& m [[buffer(3)]],
-    constant long& r_rows [[buffer(4)]],
-    constant long& n [[buffer(5)]],
+    constant uint& m [[buffer(3)]],
+    constant uint& r_rows [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
     uint3 position [[thread_position_in_grid]]) {
   const uint column = position.x;
   const uint row = position.y;
-  if (column >= uint(n)) {
+  if (column >= n) {
     return;
   }
-  W += position.z * m * n;
-  R += position.z * r_rows * n;
-  const uint at = row * uint(n) + column;
+  W += ulong(position.z) * (m * n);
+  R += ulong(position.z) * (r_rows * n);
+  const uint at = row * n + column;
   R[at] = row <= column ? W[at] / scales[position.z * n + column] : 0.0f;
 }

@@ -18,9 +18,9 @@ kernel void solve_simdgroup(
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
     device int* info [[buffer(3)]],
-    constant long& batch [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant long& k [[buffer(6)]],
+    constant uint& batch [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& k [[buffer(6)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -30,11 +30,11 @@ kernel void solve_simdgroup(
   threadgroup int orders[SIMDGROUPS * 32];
   threadgroup float* tile = b_tiles + simdgroup * 32 * (STRIP + 1);
   threadgroup int* order = orders + simdgroup * 32;
-  const long first = long(thread_index / 32) * (32 / WIDTH);
+  const uint first = thread_index / 32 * (32 / WIDTH);
   if (first >= batch) {
     return;
   }
-  const int count = int(min(batch - first, long(32 / WIDTH)));
+  const int count = min(batch - first, uint(32 / WIDTH));
   const int row = int(lane % WIDTH);
   const ushort base = ushort(lane - row);
   const int rows = int(n);
@@ -42,7 +42,7 @@ kernel void solve_simdgroup(
   const bool mine = int(lane / WIDTH) < count && row < rows;
 
   threadgroup float* a = a_tiles + simdgroup * 32 * LD;
-  load_rows<WIDTH, LD>(A + first * n * n, rows, rows, rows, count, lane, a);
+  load_rows<WIDTH, LD>(A + ulong(first) * (n * n), rows, rows, rows, count, lane, a);
   // the rows of A are in the tile
   simdgroup_barrier(mem_flags::mem_threadgroup);
   a += lane * LD;
@@ -54,8 +54,8 @@ kernel void solve_simdgroup(
     info[first + lane / WIDTH] = found.info;
   }
 
-  B += first * n * k;
-  X += first * n * k;
+  B += ulong(first) * (n * k);
+  X += ulong(first) * (n * k);
   for (int strip = 0; strip < sides; strip += STRIP) {
     const int width = min(sides - strip, STRIP);
     // nothing of the tile is still to be read
@@ -111,8 +111,8 @@ kernel void solve_threadgroup(
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
     device int* info [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& k [[buffer(5)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint row [[thread_position_in_threadgroup]]) {
   threadgroup float a[4160];
@@ -121,8 +121,9 @@ kernel void solve_threadgroup(
   threadgroup int place[4];
   threadgroup int order[64];
   const int rows = int(n);
+  A += ulong(matrix) * (n * n);
   for (int e = row; e < rows * rows; e += 64) {
-    a[e / rows * 65 + e % rows] = A[matrix * n * n + e];
+    a[e / rows * 65 + e % rows] = A[e];
   }
   // the matrix is in threadgroup memory
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -136,10 +137,10 @@ kernel void solve_threadgroup(
 
   threadgroup const float* own_a = a + row * 65;
   threadgroup float* own_b = b + row * 33;
-  B += matrix * n * k;
-  X += matrix * n * k;
-  for (long strip = 0; strip < k; strip += 32) {
-    const int width = int(min(k - strip, long(32)));
+  B += ulong(matrix) * (n * k);
+  X += ulong(matrix) * (n * k);
+  for (uint strip = 0; strip < k; strip += 32) {
+    const int width = min(k - strip, 32u);
     for (int e = row; e < rows * width; e += 64) {
       b[e / width * 33 + e % width] = B[e / width * k + strip + e % width];
     }
@@ -188,18 +189,18 @@ kernel void solve_residual(
     device const float* X [[buffer(1)]],
     device const float* B [[buffer(2)]],
     device float* R [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& k [[buffer(5)]],
-    constant long& values [[buffer(6)]],
-    uint thread_index [[thread_position_in_grid]]) {
-  const long e = thread_index;
+    constant uint& n [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
+    constant uint& values [[buffer(6)]],
+    uint e [[thread_position_in_grid]]) {
   if (e >= values) {
     return;
   }
-  device const float* a = A + e / k * n;
-  device const float* x = X + e / (n * k) * (n * k) + e % k;
+  const uint row = e / k;
+  device const float* a = A + ulong(row) * n;
+  device const float* x = X + ulong(row / n) * (n * k) + e % k;
   two_floats sum = {B[e], 0.0f};
-  for (long i = 0; i < n; ++i) {
+  for (uint i = 0; i < n; ++i) {
     sum = accumulated(sum, -a[i], x[i * k]);
   }
   R[e] = sum.high + sum.low;
@@ -210,7 +211,7 @@ kernel void solve_add(
     device const float* Y [[buffer(0)]],
     device const float* D [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& values [[buffer(3)]],
+    constant uint& values [[buffer(3)]],
     uint i [[thread_position_in_grid]]) {
   if (i < values) {
     X[i] = Y[i] + D[i];

@@ -22,11 +22,11 @@ kernel void svd_simdgroup(
     device float* S [[buffer(2)]],
     device float* V [[buffer(3)]],
     device int* info [[buffer(4)]],
-    constant long& batch [[buffer(5)]],
-    constant long& rows [[buffer(6)]],
-    constant long& columns [[buffer(7)]],
-    constant long& tall_columns [[buffer(8)]],
-    constant long& sweeps [[buffer(9)]],
+    constant uint& batch [[buffer(5)]],
+    constant uint& rows [[buffer(6)]],
+    constant uint& columns [[buffer(7)]],
+    constant uint& tall_columns [[buffer(8)]],
+    constant uint& sweeps [[buffer(9)]],
     constant float& tolerance [[buffer(10)]],
     uint thread_index [[thread_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -34,18 +34,17 @@ kernel void svd_simdgroup(
   constexpr int PER = 32 / N;
   threadgroup float stages[SIMDGROUPS * 32 * N];
   threadgroup float* stage = stages + simdgroup * 32 * N;
-  const long first = thread_index / 32 * PER;
-  const uint count = uint(clamp(batch - first, 0l, long(PER)));
-  const uint width = uint(columns);
-  const uint size = uint(rows) * width;
+  const uint first = thread_index / 32 * PER;
+  const uint count = min(batch - min(batch, first), uint(PER));
+  const uint size = rows * columns;
   const bool wide = rows < columns;
-  const uint M = uint(max(rows, columns));
-  const uint K = uint(min(rows, columns));
+  const uint M = max(rows, columns);
+  const uint K = min(rows, columns);
   const uint lane = simd_lane % N;
   const uint base = simd_lane - lane;
   const uint mine = simd_lane / N;
 
-  A += first * size;
+  A += ulong(first) * size;
   for (uint i = simd_lane; i < count * size; i += 32) {
     stage[i] = A[i];
   }
@@ -57,7 +56,7 @@ kernel void svd_simdgroup(
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
     const bool inside = mine < count && lane < K && i < M;
-    const uint at = mine * size + (wide ? lane * width + i : i * width + lane);
+    const uint at = mine * size + (wide ? lane * columns + i : i * columns + lane);
     const float value = stage[inside ? at : 0];
     x[i] = inside ? value : 0.0f;
     largest = max(largest, abs(x[i]));
@@ -88,7 +87,7 @@ kernel void svd_simdgroup(
   }
 
   float worst = 1.0f;
-  for (uint k = 0; k < uint(sweeps) && simd_any(worst > 0.0f); ++k) {
+  for (uint k = 0; k < sweeps && simd_any(worst > 0.0f); ++k) {
     worst = sweep<N, VECTORS>(x, v, lane, tolerance);
   }
 
@@ -102,7 +101,7 @@ kernel void svd_simdgroup(
   }
   const float nan = as_type<float>(0x7fc00000u);
   if (mine < count && lane < K) {
-    S[(first + mine) * K + place] = finite ? norm * power : nan;
+    S[ulong(first + mine) * K + place] = finite ? norm * power : nan;
   }
   const bool failed = lanes_max<N>(worst) > 64.0f * tolerance;
   if (mine < count && lane == 0) {
@@ -122,19 +121,18 @@ kernel void svd_simdgroup(
   // Q W
   apply_q<N>(v, factors, tau, int(K), ushort(base));
 
-  const uint tall_width = uint(tall_columns);
-  const uint tall_size = M * tall_width;
+  const uint tall_size = M * tall_columns;
   // every lane has read the reflectors
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
-    if (mine < count && lane < tall_width && i < M) {
-      stage[mine * tall_size + i * tall_width + place] = finite ? v[i] : nan;
+    if (mine < count && lane < tall_columns && i < M) {
+      stage[mine * tall_size + i * tall_columns + place] = finite ? v[i] : nan;
     }
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  device float* tall = (wide ? V : U) + first * tall_size;
+  device float* tall = (wide ? V : U) + ulong(first) * tall_size;
   for (uint i = simd_lane; i < count * tall_size; i += 32) {
     tall[i] = stage[i];
   }
@@ -159,7 +157,7 @@ kernel void svd_simdgroup(
   }
   // stage is read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  device float* square = (wide ? U : V) + first * K * K;
+  device float* square = (wide ? U : V) + ulong(first) * (K * K);
   for (uint i = simd_lane; i < count * K * K; i += 32) {
     square[i] = stage[i];
   }
@@ -174,8 +172,8 @@ kernel void svd_threadgroup(
     device float* S [[buffer(2)]],
     device float* V [[buffer(3)]],
     device int* info [[buffer(4)]],
-    constant long& size [[buffer(5)]],
-    constant long& sweeps [[buffer(6)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& sweeps [[buffer(6)]],
     constant float& tolerance [[buffer(7)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint thread_index [[thread_position_in_threadgroup]],
@@ -185,10 +183,9 @@ kernel void svd_threadgroup(
     uint simdgroups [[simdgroups_per_threadgroup]]) {
   threadgroup float X[4096];
   threadgroup float W[4096];
-  const uint n = uint(size);
   const uint players = n + n % 2;
-  R += matrix * n * n;
-  S += matrix * n;
+  R += ulong(matrix) * (n * n);
+  S += ulong(matrix) * n;
   float largest = 0.0f;
   for (uint i = thread_index; i < 4096; i += threads) {
     const bool inside = i / 64 < n && i % 64 < n;
@@ -212,7 +209,7 @@ kernel void svd_threadgroup(
   }
 
   float worst = 1.0f;
-  for (long sweep = 0; sweep < sweeps && worst > 0.0f; ++sweep) {
+  for (uint sweep = 0; sweep < sweeps && worst > 0.0f; ++sweep) {
     float own = 0.0f;
     for (uint round = 0; round < players - 1; ++round) {
       // the rows are as the last round left them
@@ -266,9 +263,11 @@ kernel void svd_threadgroup(
   if (thread_index == 0) {
     info[matrix] = finite ? (worst > 64.0f * tolerance ? 1 : 0) : kNotFinite;
   }
+  U += ulong(matrix) * (n * n);
+  V += ulong(matrix) * (n * n);
   for (uint i = thread_index / 64; VECTORS && row < n && i < n; i += threads / 64) {
-    U[(matrix * n + i) * n + place] = finite ? W[row * 64 + i] : nan;
-    V[(matrix * n + i) * n + place] = finite ? X[row * 64 + i] : nan;
+    U[i * n + place] = finite ? W[row * 64 + i] : nan;
+    V[i * n + place] = finite ? X[row * 64 + i] : nan;
   }
 }
 
@@ -280,22 +279,20 @@ kernel void svd_divide(
     device const float* rcond [[buffer(2)]],
     device float* Y [[buffer(3)]],
     device long* rank [[buffer(4)]],
-    constant long& K [[buffer(5)]],
-    constant long& columns [[buffer(6)]],
+    constant uint& K [[buffer(5)]],
+    constant uint& columns [[buffer(6)]],
     uint2 position [[thread_position_in_grid]]) {
-  const uint n = uint(K);
-  const uint width = uint(columns);
   const uint i = position.x;
-  S += position.y * K;
+  const ulong first = ulong(position.y) * (K * columns);
+  S += ulong(position.y) * K;
   const float limit = rcond[position.y] * S[0];
-  if (i < n * width) {
-    const float value = S[i / width];
-    const long at = position.y * K * columns + i;
-    Y[at] = (limit >= value ? 0.0f : 1.0f / value) * C[at];
+  if (i < K * columns) {
+    const float value = S[i / columns];
+    Y[first + i] = (limit >= value ? 0.0f : 1.0f / value) * C[first + i];
   }
   if (i == 0) {
     uint count = 0;
-    for (uint k = 0; k < n; ++k) {
+    for (uint k = 0; k < K; ++k) {
       count += limit < S[k] ? 1 : 0;
     }
     rank[position.y] = count;

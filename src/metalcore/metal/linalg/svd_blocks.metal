@@ -17,19 +17,17 @@ kernel void svd_begin(
     device float* powers [[buffer(2)]],
     device float* levels [[buffer(3)]],
     device int* found [[buffer(4)]],
-    constant long& n [[buffer(5)]],
-    constant long& rows [[buffer(6)]],
-    constant long& length [[buffer(7)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& rows [[buffer(6)]],
+    constant uint& length [[buffer(7)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[64];
-  const uint columns = uint(n);
-  const uint stride = uint(length);
-  R += matrix * n * n;
-  X += matrix * rows * length;
+  R += ulong(matrix) * (n * n);
+  X += ulong(matrix) * (rows * length);
   float largest = 0.0f;
-  for (uint i = lane; i < columns * columns; i += lanes) {
+  for (uint i = lane; i < n * n; i += lanes) {
     const float x = abs(R[i]);
     largest = x < INFINITY ? max(largest, x) : INFINITY;
   }
@@ -37,16 +35,16 @@ kernel void svd_begin(
   const bool finite = largest < INFINITY;
   const float power = finite ? power_of_two(largest) : 1.0f;
   float sum = 0.0f;
-  for (uint j = 0; j < uint(rows); ++j) {
-    for (uint i = lane; i < stride; i += lanes) {
+  for (uint j = 0; j < rows; ++j) {
+    for (uint i = lane; i < length; i += lanes) {
       float x = 0.0f;
-      if (i >= columns) {
-        x = i - columns == j ? 1.0f : 0.0f;
-      } else if (finite && j < columns) {
-        x = R[j * columns + i] / power;
+      if (i >= n) {
+        x = i - n == j ? 1.0f : 0.0f;
+      } else if (finite && j < n) {
+        x = R[j * n + i] / power;
         sum += x * x;
       }
-      X[j * stride + i] = x;
+      X[j * length + i] = x;
     }
   }
   sum = threadgroup_sum(sum, scratch + 32, lane, lanes);
@@ -66,9 +64,9 @@ kernel void svd_pair(
     device float* turns [[buffer(1)]],
     device float* worst [[buffer(2)]],
     device const float* levels [[buffer(3)]],
-    constant long& pairs [[buffer(4)]],
-    constant long& size [[buffer(5)]],
-    constant long& sweeps [[buffer(6)]],
+    constant uint& pairs [[buffer(4)]],
+    constant uint& n [[buffer(5)]],
+    constant uint& sweeps [[buffer(6)]],
     constant float& tolerance [[buffer(7)]],
     uint pair [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
@@ -79,10 +77,9 @@ kernel void svd_pair(
   threadgroup float halves[PAIR / 2];
   threadgroup uint swaps[PAIR / 2];
   threadgroup float scratch[32];
-  const uint n = uint(size);
   const float level = levels[pair / pairs];
-  gram += pair * n * n;
-  turns += pair * n * n;
+  gram += ulong(pair) * (n * n);
+  turns += ulong(pair) * (n * n);
   for (uint i = lane; i < n * n; i += lanes) {
     G[i] = gram[i];
     W[i] = i / n == i % n ? 1.0f : 0.0f;
@@ -100,7 +97,7 @@ kernel void svd_pair(
     worst[pair] = largest;
   }
 
-  const uint rounds = largest > tolerance ? uint(sweeps) * (n - 1) : 0;
+  const uint rounds = largest > tolerance ? sweeps * (n - 1) : 0;
   for (uint round = 0; round < rounds; ++round) {
     for (uint k = lane; k < n / 2; k += lanes) {
       const uint2 at = round_robin_pair(k, round % (n - 1), n);
@@ -169,24 +166,21 @@ inline uint place_of(uint block, uint round, uint blocks) {
 kernel void svd_move(
     device const float* Y [[buffer(0)]],
     device float* X [[buffer(1)]],
-    constant long& blocks [[buffer(2)]],
-    constant long& height [[buffer(3)]],
-    constant long& length [[buffer(4)]],
-    constant long& round [[buffer(5)]],
+    constant uint& blocks [[buffer(2)]],
+    constant uint& height [[buffer(3)]],
+    constant uint& length [[buffer(4)]],
+    constant uint& round [[buffer(5)]],
     uint3 position [[thread_position_in_grid]]) {
-  const uint count = uint(blocks);
-  const uint rows = uint(height);
-  const uint stride = uint(length);
   const uint i = position.x;
-  if (i >= stride) {
+  if (i >= length) {
     return;
   }
-  const uint to = position.y / rows;
-  const uint2 pair = round_robin_pair(to / 2, (uint(round) + 1) % (count - 1), count);
-  const uint from = place_of(to % 2 == 0 ? pair.x : pair.y, uint(round), count);
-  const long matrix = position.z * blocks * height * length;
-  const uint row = from * rows + position.y % rows;
-  X[matrix + position.y * stride + i] = Y[matrix + row * stride + i];
+  const uint to = position.y / height;
+  const uint2 pair = round_robin_pair(to / 2, (round + 1) % (blocks - 1), blocks);
+  const uint from = place_of(to % 2 == 0 ? pair.x : pair.y, round, blocks);
+  const ulong matrix = ulong(position.z) * (blocks * height * length);
+  const uint row = from * height + position.y % height;
+  X[matrix + position.y * length + i] = Y[matrix + row * length + i];
 }
 
 // The norm of each row of X, and -1 for rows that pad it: they come after rows of R that are zero.
@@ -194,18 +188,18 @@ kernel void svd_move(
 kernel void svd_norms(
     device const float* X [[buffer(0)]],
     device float* norms [[buffer(1)]],
-    constant long& n [[buffer(2)]],
-    constant long& length [[buffer(3)]],
+    constant uint& n [[buffer(2)]],
+    constant uint& length [[buffer(3)]],
     uint row [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]]) {
-  X += row * length;
+  X += ulong(row) * length;
   float sum = 0.0f;
-  for (uint i = lane; i < uint(n); i += 32) {
+  for (uint i = lane; i < n; i += 32) {
     sum += X[i] * X[i];
   }
   sum = simd_sum(sum);
   float beyond = 0.0f;
-  for (uint i = 2 * uint(n) + lane; i < uint(length); i += 32) {
+  for (uint i = 2 * n + lane; i < length; i += 32) {
     beyond += abs(X[i]);
   }
   beyond = simd_sum(beyond);
@@ -224,34 +218,34 @@ kernel void svd_order(
     device float* S [[buffer(4)]],
     device int* order [[buffer(5)]],
     device int* info [[buffer(6)]],
-    constant long& n [[buffer(7)]],
-    constant long& rows [[buffer(8)]],
-    constant long& rounds [[buffer(9)]],
-    constant long& pairs [[buffer(10)]],
+    constant uint& n [[buffer(7)]],
+    constant uint& rows [[buffer(8)]],
+    constant uint& rounds [[buffer(9)]],
+    constant uint& pairs [[buffer(10)]],
     constant float& limit [[buffer(11)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint matrices [[threadgroups_per_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[32];
-  const uint count = uint(rows);
-  const uint width = uint(pairs);
   const bool finite = found[matrix] == 0;
-  norms += matrix * rows;
-  for (uint i = lane; i < count; i += lanes) {
+  norms += ulong(matrix) * rows;
+  S += ulong(matrix) * n;
+  order += ulong(matrix) * n;
+  for (uint i = lane; i < rows; i += lanes) {
     const float norm = norms[i];
     uint place = 0;
-    for (uint j = 0; j < count; ++j) {
+    for (uint j = 0; j < rows; ++j) {
       place += norms[j] > norm || (norms[j] == norm && j < i) ? 1 : 0;
     }
-    if (place < uint(n)) {
-      S[matrix * n + place] = finite ? norm * powers[matrix] : NAN;
-      order[matrix * n + place] = int(i);
+    if (place < n) {
+      S[place] = finite ? norm * powers[matrix] : NAN;
+      order[place] = int(i);
     }
   }
   float largest = 0.0f;
-  for (uint i = lane; i < uint(rounds) * width; i += lanes) {
-    largest = max(largest, worst[(i / width * matrices + matrix) * width + i % width]);
+  for (uint i = lane; i < rounds * pairs; i += lanes) {
+    largest = max(largest, worst[(i / pairs * matrices + matrix) * pairs + i % pairs]);
   }
   largest = threadgroup_max(largest, scratch, lane, lanes);
   if (lane == 0) {
@@ -265,16 +259,16 @@ kernel void svd_vectors(
     device const int* order [[buffer(1)]],
     device const int* found [[buffer(2)]],
     device float* Wt [[buffer(3)]],
-    constant long& n [[buffer(4)]],
-    constant long& rows [[buffer(5)]],
-    constant long& length [[buffer(6)]],
+    constant uint& n [[buffer(4)]],
+    constant uint& rows [[buffer(5)]],
+    constant uint& length [[buffer(6)]],
     uint3 position [[thread_position_in_grid]]) {
   const uint i = position.x;
-  if (i >= uint(n)) {
+  if (i >= n) {
     return;
   }
-  const long at = position.z * n + position.y;
-  const long from = (position.z * rows + order[at]) * length + n;
+  const ulong at = ulong(position.z) * n + position.y;
+  const ulong from = (ulong(position.z) * rows + order[at]) * length + n;
   Wt[at * n + i] = found[position.z] == 0 ? X[from + i] : NAN;
 }
 
@@ -289,56 +283,56 @@ kernel void svd_complete(
     device const int* found [[buffer(4)]],
     device float* Zt [[buffer(5)]],
     device float* held [[buffer(6)]],
-    constant long& n [[buffer(7)]],
-    constant long& rows [[buffer(8)]],
-    constant long& length [[buffer(9)]],
+    constant uint& n [[buffer(7)]],
+    constant uint& rows [[buffer(8)]],
+    constant uint& length [[buffer(9)]],
     uint matrix [[threadgroup_position_in_grid]],
     uint lane [[thread_position_in_threadgroup]],
     uint lanes [[threads_per_threadgroup]]) {
   threadgroup float scratch[96];
-  X += matrix * rows * length;
-  norms += matrix * rows;
-  order += matrix * n;
-  Zt += matrix * n * n;
-  held += matrix * n;
+  X += ulong(matrix) * (rows * length);
+  norms += ulong(matrix) * rows;
+  order += ulong(matrix) * n;
+  Zt += ulong(matrix) * (n * n);
+  held += ulong(matrix) * n;
   const bool finite = found[matrix] == 0;
-  long done = finite ? 0 : n;
+  uint done = finite ? 0 : n;
   while (done < n && norms[order[done]] > levels[matrix]) {
     ++done;
   }
-  for (long k = 0; k < done; ++k) {
-    const long row = order[k];
-    for (long i = lane; i < n; i += lanes) {
+  for (uint k = 0; k < done; ++k) {
+    const uint row = order[k];
+    for (uint i = lane; i < n; i += lanes) {
       Zt[k * n + i] = finite ? X[row * length + i] / norms[row] : NAN;
     }
   }
-  for (long j = done; j < n; ++j) {
+  for (uint j = done; j < n; ++j) {
     // the rows before are there
     threadgroup_barrier(mem_flags::mem_device);
     float most = -INFINITY;
     float best = 0.0f;
-    for (long i = lane; i < n; i += lanes) {
+    for (uint i = lane; i < n; i += lanes) {
       float left = 1.0f;
-      for (long k = 0; k < j; ++k) {
+      for (uint k = 0; k < j; ++k) {
         left -= Zt[k * n + i] * Zt[k * n + i];
       }
       best = left > most ? float(i) : best;
       most = max(most, left);
     }
     const float winner = threadgroup_max(most, scratch, lane, lanes);
-    const long row = long(threadgroup_max(most == winner ? best : 0.0f, scratch + 32, lane, lanes));
-    for (long i = lane; i < n; i += lanes) {
+    const uint row = uint(threadgroup_max(most == winner ? best : 0.0f, scratch + 32, lane, lanes));
+    for (uint i = lane; i < n; i += lanes) {
       float z = i == row ? 1.0f : 0.0f;
-      for (long k = 0; k < j; ++k) {
+      for (uint k = 0; k < j; ++k) {
         z -= Zt[k * n + row] * Zt[k * n + i];
       }
       Zt[j * n + i] = z;
     }
     // the new row is read whole
     threadgroup_barrier(mem_flags::mem_device);
-    for (long k = lane / 32; k < j; k += lanes / 32) {
+    for (uint k = lane / 32; k < j; k += lanes / 32) {
       float dot = 0.0f;
-      for (long i = lane % 32; i < n; i += 32) {
+      for (uint i = lane % 32; i < n; i += 32) {
         dot += Zt[k * n + i] * Zt[j * n + i];
       }
       dot = simd_sum(dot);
@@ -349,16 +343,16 @@ kernel void svd_complete(
     // every thread needs all of held
     threadgroup_barrier(mem_flags::mem_device);
     float norm = 0.0f;
-    for (long i = lane; i < n; i += lanes) {
+    for (uint i = lane; i < n; i += lanes) {
       float z = Zt[j * n + i];
-      for (long k = 0; k < j; ++k) {
+      for (uint k = 0; k < j; ++k) {
         z -= held[k] * Zt[k * n + i];
       }
       Zt[j * n + i] = z;
       norm += z * z;
     }
     norm = precise::sqrt(threadgroup_sum(norm, scratch + 64, lane, lanes));
-    for (long i = lane; i < n; i += lanes) {
+    for (uint i = lane; i < n; i += lanes) {
       Zt[j * n + i] /= norm;
     }
   }

@@ -12,20 +12,20 @@ kernel void trsm_rows(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& count [[buffer(3)]],
-    constant long& order [[buffer(4)]],
-    constant long& k [[buffer(5)]],
-    constant long& start [[buffer(6)]],
-    constant long& n [[buffer(7)]],
+    constant uint& count [[buffer(3)]],
+    constant uint& order [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
+    constant uint& start [[buffer(6)]],
+    constant uint& n [[buffer(7)]],
     uint group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float a_tile[SIMDGROUPS * 32 * KEEP * (WIDTH * KEEP + 1)];
   threadgroup float x_tile[SIMDGROUPS * 32 * KEEP * RIGHT];
-  const long first = start * k;
+  const uint first = start * k;
   const systems all = {A + start * (order + 1), B + first, X + first, count, order, int(n), int(k)};
   solve_systems_by_rows<WIDTH, KEEP, RIGHT>(
-      all, LOWER, TRANSPOSE, UNIT, 1, long(group) * SIMDGROUPS + simdgroup, simdgroup, lane, a_tile,
+      all, LOWER, TRANSPOSE, UNIT, 1, group * SIMDGROUPS + simdgroup, simdgroup, lane, a_tile,
       x_tile);
 }
 
@@ -34,16 +34,16 @@ kernel void trsm_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
-    constant long& count [[buffer(3)]],
-    constant long& order [[buffer(4)]],
-    constant long& k [[buffer(5)]],
-    constant long& start [[buffer(6)]],
-    constant long& n [[buffer(7)]],
+    constant uint& count [[buffer(3)]],
+    constant uint& order [[buffer(4)]],
+    constant uint& k [[buffer(5)]],
+    constant uint& start [[buffer(6)]],
+    constant uint& n [[buffer(7)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint2 thread_index [[thread_position_in_threadgroup]],
     uint2 threads [[threads_per_threadgroup]]) {
   threadgroup float a_tile[BLOCK * BLOCK];
-  const long first = start * k;
+  const uint first = start * k;
   const systems all = {A + start * (order + 1), B + first, X + first, count, order, int(n), int(k)};
   solve_systems_by_columns<BLOCK>(
       all, LOWER, TRANSPOSE, UNIT, 1, group, thread_index.x, threads.x, a_tile);
