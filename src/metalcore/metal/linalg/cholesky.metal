@@ -37,7 +37,7 @@ inline void factor_in_lanes(
 }
 
 template <int WIDTH, int SIMDGROUPS>
-kernel void cholesky_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void cholesky_simdgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device int* info [[buffer(2)]],
@@ -90,7 +90,7 @@ kernel void cholesky_simdgroup(
 // The block of n columns that starts at `start` of each matrix of order `order`; zeros above its
 // diagonal. L may be A, and info, which is as the blocks before this one left it, info_before.
 template <int ROWS>
-kernel void cholesky_threadgroup(
+[[max_total_threads_per_threadgroup(ROWS)]] kernel void cholesky_threadgroup(
     device const float* A [[buffer(0)]],
     device const int* info_before [[buffer(1)]],
     device float* L [[buffer(2)]],
@@ -144,7 +144,7 @@ kernel void cholesky_threadgroup(
 // Rows below the block of columns at `start`, which is factored: l = a L11^-T. A simdgroup takes 32
 // rows, a thread solves one of them, 32 values at a time in registers. L may be A.
 template <int COLUMNS>
-kernel void cholesky_panel(
+[[max_total_threads_per_threadgroup(32)]] kernel void cholesky_panel(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     constant uint& start [[buffer(2)]],
@@ -194,7 +194,7 @@ kernel void cholesky_panel(
 }
 
 // L = the lower triangle of A, one thread per value. L may be A.
-kernel void cholesky_finish(
+[[max_total_threads_per_threadgroup(128)]] kernel void cholesky_finish(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     constant uint& n [[buffer(2)]],

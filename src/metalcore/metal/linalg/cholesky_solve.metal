@@ -7,7 +7,7 @@
 #include "systems.h"
 
 template <int WIDTH, int KEEP, int RIGHT, int SIMDGROUPS, bool UPPER>
-kernel void cholesky_solve_rows(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void cholesky_solve_rows(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
@@ -26,7 +26,7 @@ kernel void cholesky_solve_rows(
 }
 
 template <int BLOCK, bool UPPER>
-kernel void cholesky_solve_columns(
+[[max_total_threads_per_threadgroup(128)]] kernel void cholesky_solve_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],

@@ -39,7 +39,7 @@ inline void write_det(
 }
 
 template <int WIDTH, int SIMDGROUPS>
-kernel void det_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void det_simdgroup(
     device const float* A [[buffer(0)]],
     device float* det [[buffer(1)]],
     device float* sign_of [[buffer(2)]],
@@ -81,7 +81,7 @@ kernel void det_simdgroup(
   }
 }
 
-kernel void det_threadgroup(
+[[max_total_threads_per_threadgroup(64)]] kernel void det_threadgroup(
     device const float* A [[buffer(0)]],
     device float* det [[buffer(1)]],
     device float* sign_of [[buffer(2)]],
@@ -129,7 +129,7 @@ kernel void det_threadgroup(
 }
 
 // One threadgroup per matrix; its threads share the pivots and the pairs of rows.
-kernel void det_of_factors(
+[[max_total_threads_per_threadgroup(64)]] kernel void det_of_factors(
     device const long* rows [[buffer(0)]],
     device const float* U [[buffer(1)]],
     device float* det [[buffer(2)]],

@@ -18,7 +18,7 @@ constant constexpr int kSweeps = 24;
 
 // One simdgroup per threadgroup, N lanes per matrix.
 template <uint N, bool VECTORS>
-kernel void eigh_simdgroup(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_simdgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device float* Q [[buffer(2)]],
@@ -66,7 +66,7 @@ kernel void eigh_simdgroup(
 
 // One threadgroup per matrix, n <= N <= 64.
 template <uint N, bool VECTORS>
-kernel void eigh_threadgroup(
+[[max_total_threads_per_threadgroup(256)]] kernel void eigh_threadgroup(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device float* Q [[buffer(2)]],
@@ -97,7 +97,7 @@ kernel void eigh_threadgroup(
 }
 
 // The largest element in each row of the lower triangle: one simdgroup per row.
-kernel void eigh_row_max(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_row_max(
     device const float* A [[buffer(0)]],
     device float* largest [[buffer(1)]],
     constant uint& n [[buffer(2)]],
@@ -117,7 +117,7 @@ kernel void eigh_row_max(
 // W: A scaled, symmetric, with zeros to the size `padded`; V: the identity; squares: the sum of
 // those in each row. One simdgroup per row.
 template <bool VECTORS>
-kernel void eigh_pad(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_pad(
     device const float* A [[buffer(0)]],
     device const float* largest [[buffer(1)]],
     device float* W [[buffer(2)]],
@@ -167,7 +167,7 @@ inline uint row_of(uint2 pair, uint i) {
 // One threadgroup per pair of blocks: J^T of the pair, and in `active` 0 where it is the identity,
 // 2 where far from it.
 template <uint BLOCK>
-kernel void eigh_block(
+[[max_total_threads_per_threadgroup(256)]] kernel void eigh_block(
     device const float* W [[buffer(0)]],
     device const float* squares [[buffer(1)]],
     device float* J [[buffer(2)]],
@@ -240,7 +240,7 @@ inline strip strip_of(uint index, uint strips, uint blocks, uint round) {
 
 // next = J^T W in the rows of each pair that rotates: a simdgroup takes STRIP columns.
 template <uint BLOCK, uint STRIP>
-kernel void eigh_rotate_rows(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_rotate_rows(
     device const float* W [[buffer(0)]],
     device const float* J [[buffer(1)]],
     device const int* active [[buffer(2)]],
@@ -285,7 +285,7 @@ kernel void eigh_rotate_rows(
 // next = W J and next_V = V J in the columns of each pair that rotates: a simdgroup takes STRIP
 // rows, of W or of V. Without VECTORS there are none for V.
 template <uint BLOCK, uint STRIP, bool VECTORS>
-kernel void eigh_rotate_columns(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_rotate_columns(
     device const float* W [[buffer(0)]],
     device const float* V [[buffer(1)]],
     device const float* J [[buffer(2)]],
@@ -332,7 +332,7 @@ kernel void eigh_rotate_columns(
 }
 
 // Eigenvalues in ascending order, where each was, and info: one thread per eigenvalue.
-kernel void eigh_order(
+[[max_total_threads_per_threadgroup(32)]] kernel void eigh_order(
     device const float* W [[buffer(0)]],
     device const int* exponents [[buffer(1)]],
     device const int* active [[buffer(2)]],
@@ -371,7 +371,7 @@ kernel void eigh_order(
 }
 
 // Q[row, i] = V[row, order[i]]: one thread per element.
-kernel void eigh_columns(
+[[max_total_threads_per_threadgroup(256)]] kernel void eigh_columns(
     device const float* V [[buffer(0)]],
     device const int* order [[buffer(1)]],
     device const int* exponents [[buffer(2)]],

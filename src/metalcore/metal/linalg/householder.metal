@@ -6,7 +6,7 @@
 #include "householder.h"
 
 template <typename T>
-kernel void householder_vector(
+[[max_total_threads_per_threadgroup(256)]] kernel void householder_vector(
     device const T* x [[buffer(0)]],
     device T* v [[buffer(1)]],
     device T* tau [[buffer(2)]],
@@ -40,7 +40,7 @@ kernel void householder_vector(
 }
 
 template <typename T>
-kernel void apply_householder_left(
+[[max_total_threads_per_threadgroup(256)]] kernel void apply_householder_left(
     device const T* A [[buffer(0)]],
     device const T* v [[buffer(1)]],
     device const T* tau [[buffer(2)]],
@@ -67,7 +67,7 @@ kernel void apply_householder_left(
 }
 
 template <typename T>
-kernel void apply_householder_right(
+[[max_total_threads_per_threadgroup(256)]] kernel void apply_householder_right(
     device const T* A [[buffer(0)]],
     device const T* v [[buffer(1)]],
     device const T* tau [[buffer(2)]],

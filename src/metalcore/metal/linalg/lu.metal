@@ -45,7 +45,7 @@ inline void write_factors(
 }
 
 template <int WIDTH, int SIMDGROUPS>
-kernel void lu_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void lu_simdgroup(
     device const float* A [[buffer(0)]],
     device long* rows [[buffer(1)]],
     device float* L [[buffer(2)]],
@@ -89,7 +89,7 @@ kernel void lu_simdgroup(
   }
 }
 
-kernel void lu_threadgroup(
+[[max_total_threads_per_threadgroup(64)]] kernel void lu_threadgroup(
     device const float* A [[buffer(0)]],
     device long* rows [[buffer(1)]],
     device float* L [[buffer(2)]],
@@ -130,7 +130,7 @@ kernel void lu_threadgroup(
 // columns panel[j]. Each thread has the rows of its own that are a threadgroup's size apart. Step p
 // swaps rows p and pivots[p]. `rows` and info may be those from before the panel.
 template <int PANEL>
-kernel void lu_panel(
+[[max_total_threads_per_threadgroup(256)]] kernel void lu_panel(
     device const float* A [[buffer(0)]],
     device const long* rows_before [[buffer(1)]],
     device const int* info_before [[buffer(2)]],
@@ -219,7 +219,7 @@ kernel void lu_panel(
 // Swaps rows of the columns of A [m, n] beside the panel of columns first..last, and turns those
 // after it into U = L^-1 A. One thread per column. LU may be A.
 template <int PANEL>
-kernel void lu_columns(
+[[max_total_threads_per_threadgroup(128)]] kernel void lu_columns(
     device const int* pivots [[buffer(0)]],
     device const float* A [[buffer(1)]],
     device float* LU [[buffer(2)]],
@@ -274,7 +274,7 @@ kernel void lu_columns(
 }
 
 // L and U of A, which has both, one thread per value of it.
-kernel void lu_finish(
+[[max_total_threads_per_threadgroup(128)]] kernel void lu_finish(
     device const float* A [[buffer(0)]],
     device float* L [[buffer(1)]],
     device float* U [[buffer(2)]],
@@ -299,7 +299,7 @@ kernel void lu_finish(
 
 // Column i of P has its one in row rows[i]. One thread per value.
 template <typename T>
-kernel void lu_permutation(
+[[max_total_threads_per_threadgroup(128)]] kernel void lu_permutation(
     device const long* rows [[buffer(0)]],
     device T* P [[buffer(1)]],
     constant uint& m [[buffer(2)]],

@@ -20,7 +20,7 @@ constant float kFar = 0x1p-8f;
 
 // Row k of W: column k of A [M, K] with a largest value of 1. One threadgroup per row.
 template <typename T>
-kernel void orthogonalize_load(
+[[max_total_threads_per_threadgroup(256)]] kernel void orthogonalize_load(
     device const T* A [[buffer(0)]],
     device float* W [[buffer(1)]],
     constant uint& K [[buffer(2)]],
@@ -57,7 +57,7 @@ inline two_floats gram_entry(device const float* parts, uint count, uint K, uint
 // A tile of TILE x TILE entries on or below the diagonal, over `share` columns of W: one
 // threadgroup. The high and the low parts of all entries follow each other.
 template <int TILE>
-kernel void orthogonalize_gram(
+[[max_total_threads_per_threadgroup(TILE * TILE)]] kernel void orthogonalize_gram(
     device const float* W [[buffer(0)]],
     device float* parts [[buffer(1)]],
     constant uint& K [[buffer(2)]],
@@ -119,7 +119,7 @@ inline void put(threadgroup float* high, threadgroup float* low, uint i, two_flo
 // Columns first.. of L, BLOCK of them, from those before: a threadgroup takes the rows of the
 // diagonal block and BLOCK of those below, of which it writes its own.
 template <int BLOCK>
-kernel void orthogonalize_factor(
+[[max_total_threads_per_threadgroup(256)]] kernel void orthogonalize_factor(
     device const float* parts [[buffer(0)]],
     device const float* L [[buffer(1)]],
     device const float* low [[buffer(2)]],
@@ -276,7 +276,7 @@ inline void divide_rows(thread const divided_column& c, int from, int to, thread
 // next = L^-1 W, with random values for rows of zeros: one thread per column of W, ROWS values of
 // it at a time in registers. `next_low` has the low parts of those before.
 template <int ROWS>
-kernel void orthogonalize_divide(
+[[max_total_threads_per_threadgroup(64)]] kernel void orthogonalize_divide(
     device const float* W [[buffer(0)]],
     device const float* L [[buffer(1)]],
     device const float* low [[buffer(2)]],
@@ -326,7 +326,7 @@ kernel void orthogonalize_divide(
 }
 
 // P: what of W is to be subtracted, P W, to make W W^T the identity; one thread per entry.
-kernel void orthogonalize_excess(
+[[max_total_threads_per_threadgroup(256)]] kernel void orthogonalize_excess(
     device const float* parts [[buffer(0)]],
     device float* P [[buffer(1)]],
     constant uint& count [[buffer(2)]],

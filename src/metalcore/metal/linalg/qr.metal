@@ -12,7 +12,7 @@
 // SHARE matrices per simdgroup, SIZE lanes each, and at most SIMDGROUPS of them per threadgroup.
 // They are contiguous, so they are read and written through threadgroup memory.
 template <int SIZE, int SIMDGROUPS>
-kernel void qr_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void qr_simdgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
     device float* R [[buffer(2)]],
@@ -123,7 +123,7 @@ kernel void qr_simdgroup(
 // Every simdgroup finds the reflector by itself from the column as it is,
 // so a step needs one barrier; v is that column times `inverse`.
 template <int VALUES, int COLUMNS, int REFLECTORS>
-kernel void qr_threadgroup(
+[[max_total_threads_per_threadgroup(256)]] kernel void qr_threadgroup(
     device const float* A [[buffer(0)]],
     device float* Q [[buffer(1)]],
     device float* R [[buffer(2)]],
@@ -253,7 +253,7 @@ kernel void qr_threadgroup(
 
 // W = A scale, one threadgroup per 32 columns.
 template <int LANES>
-kernel void qr_scale(
+[[max_total_threads_per_threadgroup(1024)]] kernel void qr_scale(
     device const float* A [[buffer(0)]],
     device float* W [[buffer(1)]],
     device float* scales [[buffer(2)]],
@@ -295,7 +295,7 @@ kernel void qr_scale(
 // One sweep over the rows applies reflector k and takes the dots of column k + 1 with all others:
 // those give the next reflector, what it does to later columns, and a column of T.
 template <int LANES>
-kernel void qr_panel(
+[[max_total_threads_per_threadgroup(1024)]] kernel void qr_panel(
     device const float* A [[buffer(0)]],
     device float* W [[buffer(1)]],
     device float* V [[buffer(2)]],
@@ -382,7 +382,7 @@ kernel void qr_panel(
 }
 
 // R = the upper triangle of W / scales, one thread per value.
-kernel void qr_finish(
+[[max_total_threads_per_threadgroup(256)]] kernel void qr_finish(
     device const float* W [[buffer(0)]],
     device const float* scales [[buffer(1)]],
     device float* R [[buffer(2)]],

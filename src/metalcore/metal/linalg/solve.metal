@@ -13,7 +13,7 @@ constant constexpr int STRIP = 16;
 constant constexpr int COLUMNS = 4;
 
 template <int WIDTH, int SIMDGROUPS>
-kernel void solve_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void solve_simdgroup(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
@@ -106,7 +106,7 @@ kernel void solve_simdgroup(
   }
 }
 
-kernel void solve_threadgroup(
+[[max_total_threads_per_threadgroup(64)]] kernel void solve_threadgroup(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
@@ -184,7 +184,7 @@ kernel void solve_threadgroup(
 #include "float_pairs.h"
 
 // R = B - A X, summed up in pairs of floats: one thread per value.
-kernel void solve_residual(
+[[max_total_threads_per_threadgroup(256)]] kernel void solve_residual(
     device const float* A [[buffer(0)]],
     device const float* X [[buffer(1)]],
     device const float* B [[buffer(2)]],
@@ -207,7 +207,7 @@ kernel void solve_residual(
 }
 
 // X = Y + D, where X may be Y.
-kernel void solve_add(
+[[max_total_threads_per_threadgroup(256)]] kernel void solve_add(
     device const float* Y [[buffer(0)]],
     device const float* D [[buffer(1)]],
     device float* X [[buffer(2)]],

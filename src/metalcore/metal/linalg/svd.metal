@@ -16,7 +16,7 @@
 // Matrices are rows x columns; the tall one of U and V has tall_columns. They pass through `stage`,
 // so that memory is read and written in order. Without VECTORS there are no U and V.
 template <int N, int SIMDGROUPS, bool VECTORS>
-kernel void svd_simdgroup(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void svd_simdgroup(
     device const float* A [[buffer(0)]],
     device float* U [[buffer(1)]],
     device float* S [[buffer(2)]],
@@ -166,7 +166,7 @@ kernel void svd_simdgroup(
 // R = U diag(S) V^T, n x n, 33 to 64 rows. X and W fill the memory of the threadgroup: what else
 // its simdgroups, up to 16, tell each other goes through S.
 template <bool VECTORS>
-kernel void svd_threadgroup(
+[[max_total_threads_per_threadgroup(512)]] kernel void svd_threadgroup(
     device const float* R [[buffer(0)]],
     device float* U [[buffer(1)]],
     device float* S [[buffer(2)]],
@@ -273,7 +273,7 @@ kernel void svd_threadgroup(
 
 // Y = diag(1 / S) C, with 0 for the values of S up to rcond times the first, and in `rank` the
 // number of the others. One thread per value of C [K, columns].
-kernel void svd_divide(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_divide(
     device const float* C [[buffer(0)]],
     device const float* S [[buffer(1)]],
     device const float* rcond [[buffer(2)]],

@@ -11,7 +11,7 @@
 #include "row_jacobi.h"
 
 // X = [R | I], scaled by a power of two; found = 0, or what info is. One threadgroup per matrix.
-kernel void svd_begin(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_begin(
     device const float* R [[buffer(0)]],
     device float* X [[buffer(1)]],
     device float* powers [[buffer(2)]],
@@ -59,7 +59,7 @@ kernel void svd_begin(
 // rows of new columns; worst = the largest cosine that each began with. One threadgroup per pair,
 // of up to PAIR rows.
 template <int PAIR>
-kernel void svd_pair(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_pair(
     device const float* gram [[buffer(0)]],
     device float* turns [[buffer(1)]],
     device float* worst [[buffer(2)]],
@@ -163,7 +163,7 @@ inline uint place_of(uint block, uint round, uint blocks) {
 
 // X = the blocks of Y, of `height` rows each, from their places in `round` to those in the next
 // one. One thread per value.
-kernel void svd_move(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_move(
     device const float* Y [[buffer(0)]],
     device float* X [[buffer(1)]],
     constant uint& blocks [[buffer(2)]],
@@ -185,7 +185,7 @@ kernel void svd_move(
 
 // The norm of each row of X, and -1 for rows that pad it: they come after rows of R that are zero.
 // One simdgroup per row.
-kernel void svd_norms(
+[[max_total_threads_per_threadgroup(32)]] kernel void svd_norms(
     device const float* X [[buffer(0)]],
     device float* norms [[buffer(1)]],
     constant uint& n [[buffer(2)]],
@@ -210,7 +210,7 @@ kernel void svd_norms(
 
 // The norms in descending order, where each was, and info. worst is [rounds, matrices, pairs], of
 // the last sweep. One threadgroup per matrix.
-kernel void svd_order(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_order(
     device const float* norms [[buffer(0)]],
     device const float* powers [[buffer(1)]],
     device const float* worst [[buffer(2)]],
@@ -254,7 +254,7 @@ kernel void svd_order(
 }
 
 // W^T [n, n], the rows of the right part of X in order. One thread per value.
-kernel void svd_vectors(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_vectors(
     device const float* X [[buffer(0)]],
     device const int* order [[buffer(1)]],
     device const int* found [[buffer(2)]],
@@ -275,7 +275,7 @@ kernel void svd_vectors(
 // Z^T [n, n]: rows of X in order, of length 1, as long as their norms are more than nothing. Each
 // after them is the unit vector that the rows before leave most of, less what they hold of it,
 // twice. `held` is scratch for n values. One threadgroup per matrix.
-kernel void svd_complete(
+[[max_total_threads_per_threadgroup(64)]] kernel void svd_complete(
     device const float* X [[buffer(0)]],
     device const float* norms [[buffer(1)]],
     device const int* order [[buffer(2)]],

@@ -8,7 +8,7 @@
 #include "systems.h"
 
 template <int WIDTH, int KEEP, int RIGHT, int SIMDGROUPS, bool LOWER, bool TRANSPOSE, bool UNIT>
-kernel void trsm_rows(
+[[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void trsm_rows(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
@@ -30,7 +30,7 @@ kernel void trsm_rows(
 }
 
 template <int BLOCK, bool LOWER, bool TRANSPOSE, bool UNIT>
-kernel void trsm_columns(
+[[max_total_threads_per_threadgroup(128)]] kernel void trsm_columns(
     device const float* A [[buffer(0)]],
     device const float* B [[buffer(1)]],
     device float* X [[buffer(2)]],
