@@ -33,6 +33,7 @@ _ROW = re.compile(r"(?P<op>\S+(?: \(.*\))?) (?P<shape>[\dx]+) (?P<dtype>\w+)(?: 
 _TITLES = {
     "program": "Whole models",
     "train": "Training ops",
+    "attention": "Attention",
     "linalg": "Linear algebra",
     "patch": "torch's own functions, with overrides",
 }

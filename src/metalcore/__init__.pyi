@@ -1,7 +1,8 @@
 # What `metalcore` offers. A name is loaded when it is first asked for.
-from metalcore import linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, train as train
+from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, train as train
 from metalcore._simulate import simulate as simulate
 from metalcore._trace import Record as Record, trace as trace
+from metalcore.attn import *
 from metalcore.linalg import *
 from metalcore.metal.run import has_metal_kernels as has_metal_kernels
 from metalcore.patch.accelerate import accelerate as accelerate

@@ -20,7 +20,7 @@ from metalcore import _torch
 
 T = TypeVar("T")
 
-FAMILIES = ("linalg", "train")
+FAMILIES = ("attn", "linalg", "train")
 """The public packages of ops."""
 
 

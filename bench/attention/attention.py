@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Attention of [batch, heads, length, size], by causal order, in a window, with a soft cap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import metalcore
+
+from ..harness import Bench
+
+_WINDOW, _CAP = 256, 50.0
+# batch, heads, heads of keys, length, size
+_SHAPES = ((1, 32, 32, 2048, 128), (1, 32, 8, 2048, 128), (4, 16, 16, 512, 64), (1, 8, 8, 128, 64))
+_NAMES = ("batch", "heads", "key_heads", "length", "size")
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _inputs(
+    batch: int, heads: int, key_heads: int, length: int, size: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    q = torch.randn(batch, heads, length, size, dtype=dtype)
+    k, v = (torch.randn(batch, key_heads, length, size, dtype=dtype) for _ in range(2))
+    return q, k, v
+
+
+def _torch(causal: bool) -> Callable[..., Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    return run
+
+
+def _ours(**options: Any) -> Callable[..., Tensor]:
+    return lambda q, k, v: metalcore.attention(q, k, v, **options)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    mask = (distance >= 0) & (distance < _WINDOW)
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As transformers computes the scores of Gemma 2."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / _CAP) * _CAP
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, torch.finfo(q.dtype).min)
+    return torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def _bench(
+    kind: str,
+    run: Callable[..., Tensor],
+    peer: Callable[..., Tensor],
+    share: float,
+    shapes: tuple[tuple[int, ...], ...] = _SHAPES,
+    backward: bool = False,
+) -> Bench:
+    def flops(q: Tensor, k: Tensor, v: Tensor) -> int:
+        products = 7 if backward else 2
+        return int(products * 2 * q.numel() * k.shape[2] * share)
+
+    return Bench(
+        op="attention/attention",
+        kind=kind,
+        run=run,
+        peers={"torch": peer},
+        inputs=_inputs,
+        sweep=tuple(dict(zip(_NAMES, shape, strict=True)) for shape in shapes),
+        dtypes=_DTYPES,
+        truth=peer,
+        reduces_over=lambda q, k, v: q.shape[-1] + k.shape[2],
+        flops=flops,
+        backward=backward,
+        memory=backward,
+    )
+
+
+_CAUSAL, _FULL = _ours(causal=True), _ours()
+_SHORT = _SHAPES[2:]
+BENCHES = (
+    _bench("causal", _CAUSAL, _torch(True), 0.5),
+    _bench("causal", _CAUSAL, _torch(True), 0.5, backward=True),
+    _bench("full", _FULL, _torch(False), 1.0, _SHORT),
+    _bench("full", _FULL, _torch(False), 1.0, _SHORT, backward=True),
+    _bench(
+        "window of 256",
+        _ours(causal=True, window=_WINDOW),
+        _masked,
+        _WINDOW / 2048,
+        _SHAPES[:1],
+    ),
+    _bench("soft cap", _ours(causal=True, softcap=_CAP), _eager, 0.5, ((1, 8, 4, 1024, 256),)),
+)

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT
+// Attention on the CPU, tile by tile, without a matrix of scores.
+//   S^T = K Q^T,  P^T = exp(S^T - largest),  O^T += V^T P^T
+// Queries stand in the lanes: softmax goes down the columns, keys and values are broadcast from
+// where they are. A task is a few panels of queries that read the same keys: heads of a group
+// first, then the next queries.
+
+#include <tuple>
+
+#include "few_queries.h"
+
+namespace metalcore::cpu {
+namespace {
+
+using namespace tiles;
+
+// Panels that share a tile of keys: 1.03x of one panel, 1.09x for four heads to one (AMD EPYC).
+constexpr int64_t kPanels = 4;
+
+// Up to so many queries of a sequence leave most lanes of a panel empty.
+constexpr int64_t kFewQueries = 4;
+
+template <typename T>
+struct Forward {
+  using A = Acc<T>;
+  static constexpr int64_t W = kWidth<A>;
+
+  const Problem<A>& problem;
+  Heads<const T> q, k, v;
+  Heads<T> out;
+  A* lse;
+  int64_t heads_each, queries_each;  // panels of a task: heads times runs of W queries
+  int64_t width, value_width;        // head sizes in whole Pairs
+
+  struct Task {
+    Sequence sequence;
+    int64_t key_head, first_head, heads, first_query;
+  };
+
+  struct Memory {
+    A *queries, *results, *largest, *sums, *scores, *bias, *factors, *rows, *keys, *values;
+  };
+
+  Memory memory() const {
+    const int64_t panels = heads_each * queries_each;
+    const int64_t wide = std::max(width, value_width);
+    const int64_t sizes[] = {panels * width * W,
+                             panels * value_width * W,
+                             panels * W,
+                             panels * W,
+                             kKeys * W,
+                             kKeys * W,
+                             W,
+                             W * wide,
+                             kKeys * width,
+                             kKeys * value_width};
+    int64_t total = 0;
+    for (const int64_t n : sizes) total += Pieces<A>::size(n);
+    Pieces<A> pieces(total);
+    A* p[10];
+    for (int i = 0; i < 10; ++i) p[i] = pieces.take(sizes[i]);
+    return {p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9]};
+  }
+
+  Panel panel(const Task& t, int64_t p) const {
+    const int64_t first = t.first_query + p % queries_each * W;
+    return {t.first_head + p / queries_each, first,
+            std::max<int64_t>(0, std::min(W, t.sequence.queries - first))};
+  }
+
+  void start(const Task& t, int64_t p, const Memory& m) const {
+    const Panel of = panel(t, p);
+    const T* from = q.at(t.sequence.batch, of.head, t.sequence.first_query + of.first);
+    std::fill_n(m.rows + of.count * width, (W - of.count) * width, A(0));
+    product::widen_rows(from, q.row, of.count, problem.sizes.size, {m.rows, width});
+    product::to_lanes<A>({m.rows, width}, width, problem.scale, m.queries + p * width * W);
+    std::fill_n(m.largest + p * W, W, kHidden<A>);
+    std::fill_n(m.sums + p * W, W, A(0));
+    std::fill_n(m.results + p * value_width * W, value_width * W, A(0));
+  }
+
+  // Adds the keys that the panel sees of the tile.
+  void add(const Task& t, int64_t p, Keys tile, product::Broadcast<A> keys,
+           product::Broadcast<A> values, const Memory& m) const {
+    const Panel of = panel(t, p);
+    const Keys range = problem.range(t.sequence, of);
+    const Keys seen{std::max(tile.begin, range.begin), std::min(tile.end, range.end)};
+    if (seen.count() <= 0 || of.count == 0) return;
+    const int64_t skipped = seen.begin - tile.begin, count = seen.count();
+    product::multiply<A>(count, keys.from_row(skipped), {m.queries + p * width * W, W},
+                         {m.scores, W}, problem.sizes.size, false);
+    const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, m.scores, m.bias, nullptr);
+    if (hides == Cover::kAll) return;
+    const Softmax<A> softmax{m.largest + p * W, m.sums + p * W};
+    const bool grew = hides == Cover::kSome
+                          ? softmax_keys<true>(m.scores, count, softmax, m.factors)
+                          : softmax_keys<false>(m.scores, count, softmax, m.factors);
+    A* const sums = m.results + p * value_width * W;
+    if (grew) {
+      change_scores(sums, problem.sizes.value_size, [&](Vec<A> x, int64_t, int j) {
+        return x * simd::load_as<Vec<A>>(m.factors + j * kLanes<A>);
+      });
+    }
+    multiply_keys(problem.sizes.value_size, values.from_row(skipped), m.scores, m.scores, sums,
+                  count, hides);
+  }
+
+  void finish(const Task& t, int64_t p, const Memory& m) const {
+    const Panel of = panel(t, p);
+    const Sizes& s = problem.sizes;
+    const int64_t row = t.sequence.first_query + of.first;
+    A* const to = lse + (t.sequence.batch * s.heads + of.head) * s.queries + row;
+    for (int64_t i = 0; i < W; ++i) {
+      A most = m.largest[p * W + i], sum = m.sums[p * W + i], share = 1;
+      if (problem.sinks && problem.sinks[of.head] != kHidden<A>) {
+        // one more key, whose value is zero
+        const A sink = problem.sinks[of.head], top = std::max(sink, most);
+        share = std::exp(most - top);
+        sum = sum * share + std::exp(sink - top);
+        most = top;
+      }
+      m.factors[i] = sum == 0 ? A(0) : share / sum;
+      if (i < of.count) to[i] = most + std::log(sum);
+    }
+    product::from_lanes<A>(m.results + p * value_width * W, value_width, m.factors,
+                           {m.rows, value_width});
+    for (int64_t i = 0; i < of.count; ++i) {
+      T* const y = out.at(t.sequence.batch, of.head, row + i);
+      simd::for_each_pair<T>(s.value_size, [&](int64_t d, auto elements) {
+        simd::store_in_order(y + d, simd::load(m.rows + i * value_width + d), elements);
+      });
+    }
+  }
+
+  void operator()(const Task& t) const {
+    const Memory m = memory();
+    const int64_t panels = t.heads * queries_each;
+    Keys all{t.sequence.keys, 0};
+    for (int64_t p = 0; p < panels; ++p) {
+      start(t, p, m);
+      if (panel(t, p).count == 0) continue;
+      const Keys range = problem.range(t.sequence, panel(t, p));
+      all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
+    }
+    for (int64_t begin = all.begin; begin < all.end; begin += kKeys) {
+      const Keys tile{begin, std::min(begin + kKeys, all.end)};
+      const auto keys =
+          tile_of<T>(k, t.sequence, t.key_head, tile, problem.sizes.size, {m.keys, width});
+      const auto values = tile_of<T>(v, t.sequence, t.key_head, tile, problem.sizes.value_size,
+                                     {m.values, value_width});
+      for (int64_t p = 0; p < panels; ++p) add(t, p, tile, keys, values, m);
+    }
+    for (int64_t p = 0; p < panels; ++p) finish(t, p, m);
+  }
+};
+
+template <typename T>
+std::vector<typename Forward<T>::Task> tasks_of(const Forward<T>& f) {
+  const Sizes& s = f.problem.sizes;
+  std::vector<typename Forward<T>::Task> tasks;
+  const int64_t step = f.queries_each * Forward<T>::W;
+  for (const Sequence& sequence : f.problem.sequences) {
+    // the last queries see most keys: they come first
+    for (int64_t tile = (sequence.queries + step - 1) / step - 1; tile >= 0; --tile) {
+      for (int64_t h = 0; h < s.key_heads; ++h) {
+        for (int64_t g = 0; g < s.group(); g += f.heads_each) {
+          const int64_t heads = std::min(f.heads_each, s.group() - g);
+          tasks.push_back({sequence, h, h * s.group() + g, heads, tile * step});
+        }
+      }
+    }
+  }
+  return tasks;
+}
+
+std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                     std::optional<Tensor> mask, std::optional<Tensor> slopes,
+                                     std::optional<Tensor> sinks, std::optional<Tensor> starts_q,
+                                     std::optional<Tensor> starts_k, double scale,
+                                     std::optional<double> softcap, std::optional<int64_t> left,
+                                     std::optional<int64_t> right) {
+  const Tensor q = with_contiguous_rows(q_in), k = with_contiguous_rows(k_in),
+               v = with_contiguous_rows(v_in);
+  const Sizes s = sizes_of("attention", q, k, v);
+  Tensor out = empty_heads(s.batch, s.heads, s.queries, s.value_size, q.scalar_type());
+  const int64_t rows[] = {s.batch, s.heads, s.queries};
+  Tensor lse = empty(rows, 3, accumulate_dtype(q.scalar_type()));
+  dispatch_float(q.scalar_type(), "attention", [&](auto type) {
+    using T = decltype(type);
+    using A = Acc<T>;
+    Held held;
+    const Problem<A> problem = problem_of<A>("attention", s, mask, slopes, sinks, starts_q,
+                                             starts_k, scale, softcap, left, right, held);
+    const int64_t width = product::round_up(s.size, simd::kStep<T>);
+    const int64_t value_width = product::round_up(s.value_size, simd::kStep<T>);
+    int64_t most_queries = 0;
+    for (const Sequence& x : problem.sequences) most_queries = std::max(most_queries, x.queries);
+    if (most_queries <= kFewQueries) {
+      metalcore_variant = "few_queries";
+      return attend_few(
+          FewQueries<T>{problem, Heads<const T>(q), Heads<const T>(k), Heads<const T>(v),
+                        Heads<T>(out), mutable_data<A>(lse), width, value_width},
+          is_worth_threads(s));
+    }
+    const int64_t heads = std::max<int64_t>(1, std::min(s.group(), kPanels));
+    const Forward<T> forward{problem,
+                             Heads<const T>(q),
+                             Heads<const T>(k),
+                             Heads<const T>(v),
+                             Heads<T>(out),
+                             mutable_data<A>(lse),
+                             heads,
+                             std::max<int64_t>(1, kPanels / heads),
+                             width,
+                             value_width};
+    const auto tasks = tasks_of(forward);
+    metalcore_variant = "panels";
+    for_each_task(int64_t(tasks.size()), is_worth_threads(s),
+                  [&](int64_t t) { forward(tasks[t]); });
+  });
+  return {out, lse};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) { m.impl("attention", kernel<&attention>); }
+
+}  // namespace metalcore::cpu

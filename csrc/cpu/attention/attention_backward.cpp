@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: MIT
+// The gradient of attention on the CPU, tile by tile, without a matrix of scores.
+//   P^T = exp(S^T - lse),  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),  delta = dO.O - dlse
+//   dV += P^T dO,  dK += dS^T Q,  dQ^T += K^T dS^T
+// Queries stand in the lanes, as in the way forward; for dK and dV it is the head's elements. A
+// task owns the keys it adds gradients to, and goes through the heads of their group in order;
+// where there are few heads, keys are split into parts, whose dQ are added in order. Sums are kept
+// in float32 (float64), and depend on shapes alone.
+
+#include <memory>
+#include <tuple>
+
+#include "scores.h"
+
+namespace metalcore::cpu {
+namespace {
+
+using namespace tiles;
+
+// Tasks to make of a call with fewer groups of heads, and the fewest keys of each.
+constexpr int64_t kTasks = 8, kPartKeys = 4 * kKeys;
+
+template <typename A>
+std::unique_ptr<A[]> memory_of(int64_t values) {
+  return std::make_unique_for_overwrite<A[]>(std::max<int64_t>(1, values));
+}
+
+template <typename T>
+struct Backward {
+  using A = Acc<T>;
+  static constexpr int64_t W = kWidth<A>;
+
+  const Problem<A>& problem;
+  Heads<const T> q, k, v, dout;
+  Heads<T> dq, dk, dv;
+  const A *lse, *delta;  // [B, H, Tq]
+  A* partial;            // dq of each part [parts, B, H, Tq, width], where there are several
+  int64_t parts;
+  int64_t width, value_width;  // head sizes in whole Pairs
+
+  struct Task {
+    Sequence sequence;
+    int64_t key_head, part;
+    Keys keys;
+  };
+
+  // A head's queries: as panels [D][lanes] and as rows, panel by panel.
+  struct Head {
+    A *queries, *gradients;   // scale * q and dO in lanes
+    A *rows, *gradient_rows;  // q and dO
+    A* sums;                  // dQ in lanes
+    A *lse, *delta;
+  };
+
+  struct Tile {
+    A *scores, *gradients, *bias, *slopes, *keys, *values, *rows, *factors;
+  };
+
+  struct Memory {
+    Head head;
+    Tile tile;
+    A *dkeys, *dvalues;
+  };
+
+  Memory memory(const Task& t) const {
+    const int64_t lanes = product::round_up(t.sequence.queries, W);
+    const int64_t wide = std::max(width, value_width);
+    const int64_t sizes[] = {lanes * width,
+                             lanes * value_width,
+                             lanes * width,
+                             lanes * value_width,
+                             lanes * width,
+                             lanes,
+                             lanes,
+                             kKeys * W,
+                             kKeys * W,
+                             kKeys * W,
+                             kKeys * W,
+                             kKeys * width,
+                             kKeys * value_width,
+                             W * wide,
+                             W,
+                             t.keys.count() * width,
+                             t.keys.count() * value_width};
+    int64_t total = 0;
+    for (const int64_t n : sizes) total += Pieces<A>::size(n);
+    Pieces<A> pieces(total);
+    A* p[17];
+    for (int i = 0; i < 17; ++i) p[i] = pieces.take(sizes[i]);
+    return {{p[0], p[1], p[2], p[3], p[4], p[5], p[6]},
+            {p[7], p[8], p[9], p[10], p[11], p[12], p[13], p[14]},
+            p[15],
+            p[16]};
+  }
+
+  // `count` rows of x and W - count of zeros, also where a query has no keys: it may hold anything.
+  void load_rows(const Heads<const T>& x, const Task& t, const Panel& p, const A* lse_of, int64_t n,
+                 int64_t row, A* to) const {
+    const T* from = x.at(t.sequence.batch, p.head, t.sequence.first_query + p.first);
+    product::widen_rows(from, x.row, p.count, n, {to, row});
+    for (int64_t i = 0; i < W; ++i) {
+      if (i >= p.count || lse_of[i] == std::numeric_limits<A>::infinity()) {
+        std::fill_n(to + i * row, row, A(0));
+      }
+    }
+  }
+
+  Panel panel(const Task& t, int64_t head, int64_t i) const {
+    return {head, i * W, std::min(W, t.sequence.queries - i * W)};
+  }
+
+  void start_head(const Task& t, int64_t head, const Head& m) const {
+    const Sizes& s = problem.sizes;
+    const int64_t panels = (t.sequence.queries + W - 1) / W;
+    for (int64_t i = 0; i < panels; ++i) {
+      const Panel p = panel(t, head, i);
+      const int64_t from =
+          (t.sequence.batch * s.heads + head) * s.queries + t.sequence.first_query + p.first;
+      for (int64_t l = 0; l < W; ++l) {
+        const bool has_keys = l < p.count && lse[from + l] != kHidden<A>;
+        // exp(score - inf) is 0
+        m.lse[i * W + l] = has_keys ? lse[from + l] : -kHidden<A>;
+        m.delta[i * W + l] = has_keys ? delta[from + l] : A(0);
+      }
+      A *rows = m.rows + i * W * width, *gradients = m.gradient_rows + i * W * value_width;
+      load_rows(q, t, p, m.lse + i * W, s.size, width, rows);
+      load_rows(dout, t, p, m.lse + i * W, s.value_size, value_width, gradients);
+      product::to_lanes<A>({rows, width}, width, problem.scale, m.queries + i * W * width);
+      product::to_lanes<A>({gradients, value_width}, value_width, A(1),
+                           m.gradients + i * W * value_width);
+    }
+    std::fill_n(m.sums, panels * W * width, A(0));
+  }
+
+  // Scores become P, and the gradients of P those of the scores.
+  template <bool kHides>
+  void pull_back(int64_t keys, const A* lse_of, const A* delta_of, const Tile& m) const {
+    change_scores(m.scores, keys, [&](Vec<A> x, int64_t k, int j) {
+      constexpr int64_t L = kLanes<A>;
+      A* const at = m.gradients + k * W + j * L;
+      Vec<A> share = simd::exp(x - simd::load_as<Vec<A>>(lse_of + j * L));
+      Vec<A> d = share * (simd::load_as<Vec<A>>(at) - simd::load_as<Vec<A>>(delta_of + j * L));
+      if (problem.softcap) d *= simd::load_as<Vec<A>>(m.slopes + k * W + j * L);
+      if constexpr (kHides) {
+        d = x == kHidden<A> ? Vec<A>{} : d;
+        share = x == kHidden<A> ? -Vec<A>{} : share;
+      }
+      std::memcpy(at, &d, sizeof(d));
+      return share;
+    });
+  }
+
+  // Adds what panel i of a head and the keys it sees of the tile give each other.
+  void add(const Task& t, int64_t head, int64_t i, Keys tile, product::Broadcast<A> keys,
+           product::Broadcast<A> values, const Memory& m) const {
+    const Panel of = panel(t, head, i);
+    const Keys range = problem.range(t.sequence, of);
+    const Keys seen{std::max(tile.begin, range.begin), std::min(tile.end, range.end)};
+    const int64_t count = seen.count();
+    if (count <= 0) return;
+    const Sizes& s = problem.sizes;
+    keys = keys.from_row(seen.begin - tile.begin);
+    values = values.from_row(seen.begin - tile.begin);
+    const Tile& w = m.tile;
+    product::multiply<A>(count, keys, {m.head.queries + i * W * width, W}, {w.scores, W}, s.size,
+                         false);
+    const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, w.scores, w.bias, w.slopes);
+    if (hides == Cover::kAll) return;
+    product::multiply<A>(count, values, {m.head.gradients + i * W * value_width, W},
+                         {w.gradients, W}, s.value_size, false);
+    if (hides == Cover::kSome) {
+      pull_back<true>(count, m.head.lse + i * W, m.head.delta + i * W, w);
+    } else {
+      pull_back<false>(count, m.head.lse + i * W, m.head.delta + i * W, w);
+    }
+    const int64_t from = seen.begin - t.keys.begin;
+    product::multiply_wide<A>(count, value_width, {w.scores, W, 1},
+                              {m.head.gradient_rows + i * W * value_width, value_width},
+                              {m.dvalues + from * value_width, value_width}, of.count, true);
+    product::multiply_wide<A>(count, width, {w.gradients, W, 1},
+                              {m.head.rows + i * W * width, width}, {m.dkeys + from * width, width},
+                              of.count, true);
+    multiply_keys(s.size, keys, w.gradients, w.scores, m.head.sums + i * W * width, count, hides);
+  }
+
+  void finish_head(const Task& t, int64_t head, const Memory& m) const {
+    const Sizes& s = problem.sizes;
+    std::fill_n(m.tile.factors, W, problem.scale);
+    for (int64_t i = 0; i * W < t.sequence.queries; ++i) {
+      const Panel p = panel(t, head, i);
+      const int64_t row = t.sequence.first_query + p.first;
+      product::from_lanes<A>(m.head.sums + i * W * width, width, m.tile.factors,
+                             {m.tile.rows, width});
+      for (int64_t l = 0; l < p.count; ++l) {
+        const A* from = m.tile.rows + l * width;
+        if (parts > 1) {
+          const int64_t entry = t.part * s.batch + t.sequence.batch;
+          std::copy_n(from, width,
+                      partial + ((entry * s.heads + head) * s.queries + row + l) * width);
+        } else {
+          store_row(from, A(1), s.size, dq.at(t.sequence.batch, head, row + l));
+        }
+      }
+    }
+  }
+
+  static void store_row(const A* from, A factor, int64_t n, T* to) {
+    simd::for_each_pair<T>(n, [&](int64_t d, auto elements) {
+      simd::store_in_order(to + d, simd::load(from + d) * factor, elements);
+    });
+  }
+
+  void operator()(const Task& t) const {
+    const Sizes& s = problem.sizes;
+    const Memory m = memory(t);
+    std::fill_n(m.dkeys, t.keys.count() * width, A(0));
+    std::fill_n(m.dvalues, t.keys.count() * value_width, A(0));
+    const int64_t panels = (t.sequence.queries + W - 1) / W;
+    for (int64_t head = t.key_head * s.group(); head < (t.key_head + 1) * s.group(); ++head) {
+      start_head(t, head, m.head);
+      for (int64_t begin = t.keys.begin; begin < t.keys.end; begin += kKeys) {
+        const Keys tile{begin, std::min(begin + kKeys, t.keys.end)};
+        const auto keys = tile_of<T>(k, t.sequence, t.key_head, tile, s.size, {m.tile.keys, width});
+        const auto values =
+            tile_of<T>(v, t.sequence, t.key_head, tile, s.value_size, {m.tile.values, value_width});
+        for (int64_t i = 0; i < panels; ++i) add(t, head, i, tile, keys, values, m);
+      }
+      finish_head(t, head, m);
+    }
+    for (int64_t i = 0; i < t.keys.count(); ++i) {
+      const int64_t row = t.sequence.first_key + t.keys.begin + i;
+      store_row(m.dkeys + i * width, problem.scale, s.size,
+                dk.at(t.sequence.batch, t.key_head, row));
+      store_row(m.dvalues + i * value_width, A(1), s.value_size,
+                dv.at(t.sequence.batch, t.key_head, row));
+    }
+  }
+
+  // The sum of the parts' dq, in order.
+  void add_parts() const {
+    const Sizes& s = problem.sizes;
+    const int64_t rows = s.batch * s.heads * s.queries;
+    parallel_for(0, rows, grain_rows(width * parts), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* const to = dq.at(r / (s.heads * s.queries), r / s.queries % s.heads, r % s.queries);
+        simd::for_each_pair<T>(s.size, [&](int64_t d, auto elements) {
+          simd::Pair<A> sum = {};
+          for (int64_t p = 0; p < parts; ++p) {
+            sum += simd::load(partial + (p * rows + r) * width + d);
+          }
+          simd::store_in_order(to + d, sum, elements);
+        });
+      }
+    });
+  }
+};
+
+template <typename T>
+std::vector<typename Backward<T>::Task> tasks_of(const Backward<T>& b) {
+  std::vector<typename Backward<T>::Task> tasks;
+  for (const Sequence& sequence : b.problem.sequences) {
+    const int64_t each = (sequence.keys + b.parts - 1) / b.parts;
+    for (int64_t h = 0; h < b.problem.sizes.key_heads; ++h) {
+      for (int64_t part = 0; part < b.parts; ++part) {
+        const Keys keys{std::min(part * each, sequence.keys),
+                        std::min((part + 1) * each, sequence.keys)};
+        tasks.push_back({sequence, h, part, keys});
+      }
+    }
+  }
+  return tasks;
+}
+
+// dO.O - dlse of each row.
+template <typename T>
+void row_products(const Sizes& s, const Tensor& dout, const Tensor& out, const Acc<T>* dlse,
+                  Acc<T>* delta) {
+  const Heads<const T> d(dout), o(out);
+  const int64_t rows = s.batch * s.heads * s.queries;
+  parallel_for(0, rows, grain_rows(s.value_size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t b = r / (s.heads * s.queries), h = r / s.queries % s.heads, t = r % s.queries;
+      const T *x = d.at(b, h, t), *y = o.at(b, h, t);
+      delta[r] = simd::sum_over<T>(s.value_size, [&](int64_t i, auto elements) {
+        return simd::load(x + i, elements) * simd::load(y + i, elements);
+      });
+      if (dlse) delta[r] -= dlse[r];
+    }
+  });
+}
+
+// -sum over rows of exp(sink - lse) * delta, for each head.
+template <typename A>
+Tensor sink_gradients(const Problem<A>& problem, const std::optional<Tensor>& sinks, const A* lse,
+                      const A* delta) {
+  const Sizes& s = problem.sizes;
+  const int64_t heads = sinks ? s.heads : 0;
+  const ScalarType sums = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
+  Tensor d = empty(&heads, 1, sums);
+  for (int64_t h = 0; h < heads; ++h) {
+    double total = 0;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      for (int64_t t = 0; t < s.queries; ++t) {
+        const int64_t r = (b * s.heads + h) * s.queries + t;
+        if (lse[r] != kHidden<A>) total -= std::exp(problem.sinks[h] - lse[r]) * delta[r];
+      }
+    }
+    mutable_data<A>(d)[h] = A(total);
+  }
+  return sinks ? to_dtype(d, sinks->scalar_type()) : d;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& dout_in, std::optional<Tensor> dlse_in, const Tensor& out_in,
+    const Tensor& lse_in, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+    std::optional<Tensor> mask, std::optional<Tensor> slopes, std::optional<Tensor> sinks,
+    std::optional<Tensor> starts_q, std::optional<Tensor> starts_k, double scale,
+    std::optional<double> softcap, std::optional<int64_t> left, std::optional<int64_t> right) {
+  const char* op = "attention_backward";
+  const Tensor q = with_contiguous_rows(q_in), k = with_contiguous_rows(k_in),
+               v = with_contiguous_rows(v_in), dout = with_contiguous_rows(dout_in),
+               out = with_contiguous_rows(out_in);
+  const Sizes s = sizes_of(op, q, k, v);
+  expect_rows(op, "out", out, s, q.scalar_type());
+  expect_rows(op, "dout", dout, s, q.scalar_type());
+  const ScalarType sums = accumulate_dtype(q.scalar_type());
+  const Tensor lse = dense(to_dtype(lse_in, sums));
+  expect_per_row(op, "lse", lse, s);
+  std::optional<Tensor> dlse;
+  if (dlse_in) {
+    dlse = dense(to_dtype(*dlse_in, sums));
+    expect_per_row(op, "dlse", *dlse, s);
+  }
+  Tensor dq = empty_heads(s.batch, s.heads, s.queries, s.size, q.scalar_type());
+  Tensor dk = empty_heads(s.batch, s.key_heads, s.keys, s.size, q.scalar_type());
+  Tensor dv = empty_heads(s.batch, s.key_heads, s.keys, s.value_size, q.scalar_type());
+  return dispatch_float(q.scalar_type(), op, [&](auto type) {
+    using T = decltype(type);
+    using A = Acc<T>;
+    Held held;
+    const Problem<A> problem = problem_of<A>(op, s, mask, slopes, sinks, starts_q, starts_k, scale,
+                                             softcap, left, right, held);
+    const int64_t width = product::round_up(s.size, simd::kStep<T>);
+    const int64_t groups = std::max<int64_t>(1, int64_t(problem.sequences.size()) * s.key_heads);
+    const int64_t parts =
+        std::max<int64_t>(1, std::min((kTasks + groups - 1) / groups, s.keys / kPartKeys));
+    const int64_t rows = s.batch * s.heads * s.queries;
+    const auto delta = memory_of<A>(rows);
+    row_products<T>(s, dout, out, dlse ? data<A>(*dlse) : nullptr, delta.get());
+    const auto partial = memory_of<A>(parts > 1 ? parts * rows * width : 0);
+    const Backward<T> backward{problem,
+                               Heads<const T>(q),
+                               Heads<const T>(k),
+                               Heads<const T>(v),
+                               Heads<const T>(dout),
+                               Heads<T>(dq),
+                               Heads<T>(dk),
+                               Heads<T>(dv),
+                               data<A>(lse),
+                               delta.get(),
+                               partial.get(),
+                               parts,
+                               width,
+                               product::round_up(s.value_size, simd::kStep<T>)};
+    const auto tasks = tasks_of(backward);
+    metalcore_variant = parts > 1 ? "panels_split" : "panels";
+    for_each_task(int64_t(tasks.size()), is_worth_threads(s),
+                  [&](int64_t t) { backward(tasks[t]); });
+    if (parts > 1) backward.add_parts();
+    const Tensor dsinks = sink_gradients(problem, sinks, data<A>(lse), delta.get());
+    return std::tuple<Tensor, Tensor, Tensor, Tensor>(dq, dk, dv, dsinks);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(metalcore_kernels, CPU, m) {
+  m.impl("attention_backward", kernel<&attention_backward>);
+}
+
+}  // namespace metalcore::cpu

@@ -1,0 +1,1 @@
+from metalcore.ops.attention.attention import attention as attention

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Attention: one module per op."""
