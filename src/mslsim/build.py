@@ -265,6 +265,12 @@ class Builder:
         cpp = self._cpp(self.parsed(), kernels, each_thread=True)
         return self._ir_of(cpp, self._headers / "metal_stdlib.h", "gpu")
 
+    def cpp_of(self, kernel: Kernel) -> tuple[str, str]:
+        """The machine's headers, and one kernel's C++ after them, for a thread."""
+        include = '#include "metal_stdlib.h"\n'
+        machine = self.tools.preprocess(include, "machine", ["-I", str(self._headers), "-dD"])
+        return machine, self._cpp(self.parsed(), [kernel], each_thread=True)
+
     def _ir_of(self, cpp: str, header: Path, style: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             self._to_ir(Path(folder), cpp, header, style)

@@ -9,12 +9,14 @@ with constants that were fitted to what it reported for kernels of llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from . import agx
 from .build import Builder
 from .codesize import code_of, largest_loop
+from .compiler import PACKAGE
 from .frontend.kernels import Kernel
 from .frontend.rewrite import symbol
 from .pressure import Liveness, is_long_division, peaks
@@ -39,7 +41,7 @@ _TIGHT, _GAPS = 90, 0.4
 _EARLY, _FEW = 0.6, 150
 
 Place = tuple[str, int]
-_MAKERS = ("fit", "shared", "values", "pressure", "codesize", "ssa", "registers", "sites")
+_MAKERS = ["fit", "shared", "values", "pressure", "codesize", "ssa", "registers", "sites", "agx"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Fit:
         divisions: lines with a 64-bit division by a number that is no constant.
         arrays: those of a thread that are in memory.
         spills: half registers that are kept in memory.
-        source: what tells it: "estimate", or the name of a compiler.
+        source: what tells it: "estimate", or the compiler that $MSLSIM_AGX names.
     """
 
     half_registers: int
@@ -82,6 +84,7 @@ def largest_group(half_registers: float) -> int:
 def fits_of(builder: Builder, kernels: Collection[str] | None = None) -> dict[str, Fit]:
     """The Fit of each kernel of a source, or of those named."""
     names = sorted(builder.index.kernels if kernels is None else kernels)
+    exact = agx.compiler()
 
     def make() -> dict[str, dict[str, object]]:
         chosen = [k for k in builder.parsed().kernels if k.name in names]
@@ -89,18 +92,16 @@ def fits_of(builder: Builder, kernels: Collection[str] | None = None) -> dict[st
         locations = Locations(lines, builder.parsed().files, builder.own_headers)
         by_symbol = {f"msl_thread_{symbol(k.name)}": k for k in chosen}
         arrays = arrays_in_memory(lines, builder.parsed().files)
-        return {
-            by_symbol[f.name].name: asdict(_fit(by_symbol[f.name], f, locations, arrays[f.name]))
-            for f in read(lines, "msl_thread_")
-            if f.name in by_symbol
-        }
+        found = {}
+        for function in read(lines, "msl_thread_"):
+            if kernel := by_symbol.get(function.name):
+                fit = _fit(kernel, function, locations, arrays[function.name])
+                found[kernel.name] = asdict(_measured(builder, kernel, fit, exact))
+        return found
 
-    made = [Path(__file__).with_name(f"{module}.py") for module in _MAKERS]
-    key = (
-        builder.tools.recipe(False, "gpu")
-        + "".join(path.read_text() for path in made)
-        + repr(names)
-    )
+    made = [*(PACKAGE / f"{name}.py" for name in _MAKERS), PACKAGE / "machine" / "agx.h"]
+    by = (str(exact), exact.stat().st_mtime) if exact else ()
+    key = repr((builder.tools.recipe(False, "gpu"), [m.read_text() for m in made], names, by))
     return {name: _read(data) for name, data in builder.kept("fit", key, make).items()}
 
 
@@ -140,12 +141,25 @@ def _fit(
     )
 
 
+def _measured(builder: Builder, kernel: Kernel, fit: Fit, exact: Path | None) -> Fit:
+    """The Fit with the figures of Mesa's compiler, where it is at hand and takes the kernel."""
+    if exact is None:
+        return fit
+    machine, cpp = builder.cpp_of(kernel)
+    try:
+        found = agx.figures(exact, kernel, cpp, machine)
+    except agx.AgxFailed as failure:
+        return replace(fit, source=f"estimate, because of {failure}")
+    return replace(fit, source=exact.name, **found._asdict())
+
+
 def table(fits: dict[str, Fit]) -> Iterator[str]:
     """Lines that show a Fit for each kernel."""
     yield f"{'kernel':<48} {'registers':>9} {'group':>6} {'code':>8} {'loop':>8}  notes"
     for name, fit in sorted(fits.items()):
         notes = [f"{len(fit.divisions)} 64-bit divisions"] if fit.divisions else []
         notes += [f"{fit.spills} spilled"] if fit.spills else []
+        notes += [fit.source] if fit.source != "estimate" else []
         yield (
             f"{name:<48} {fit.half_registers:>9} {fit.largest_group:>6} {fit.code_bytes:>8} "
             f"{fit.loop_bytes:>8}  {', '.join(notes)}".rstrip()
