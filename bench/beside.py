@@ -85,6 +85,10 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return metalcore.layer_norm(x, x.shape[-1:], weight, bias)
 
 
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return metalcore.gelu(x, approximate="tanh")
+
+
 JOBS = (
     Job(
         "rms_norm",
@@ -122,6 +126,8 @@ JOBS = (
     ),
     Job("rope", _heads, metalcore.apply_rotary_pos_emb, {"mlx": peers.mlx_rope}),
     Job("silu", _rows(1024, 4096, 0), metalcore.silu, {"torch": peers.torch_silu}),
+    Job("gelu", _rows(1024, 4096, 0), metalcore.gelu, {"torch": peers.torch_gelu}),
+    Job("gelu, tanh", _rows(1024, 4096, 0), _gelu_tanh, {"torch": peers.torch_gelu_tanh}),
 )
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -282,8 +288,8 @@ estimates: the same simulator, costs and shapes for our kernels and for those of
   A dash: no estimate, because the kernel mostly waits.
 
 {table(load())}
-MLX's gradients of the norms leave out the launches that add up the rows of dweight and dbias; ours
-have them. Not compared: gelu, swiglu and AdamW. MLX compiles the first two when they run, and has
-no kernel for the third; torch's AdamW takes pointers in a buffer, which mslsim does not run. For
-softmax, cross entropy and the gradients of norms, torch calls Apple's MPSGraph.
+MLX's gradients of the norms add up the rows of dweight, and of dbias, in launches of their own,
+each taken for one pass. Not compared: swiglu and AdamW. MLX has no kernels of its own for them;
+torch has two launches for the first, and for the second one that takes pointers in a buffer, which
+mslsim does not run. For softmax, cross entropy and the gradients of norms, torch calls MPSGraph.
 """

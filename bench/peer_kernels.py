@@ -52,15 +52,15 @@ class Sources:
 
     checkouts: Path | None = None
 
-    def mlx(self, file: str) -> tuple[str, tuple[str, ...]]:
-        """The text of a header or of a kernel file, and the folders it includes from."""
+    def mlx(self, *files: str) -> tuple[str, tuple[str, ...]]:
+        """The text of headers or of a kernel file, and the folders it includes from."""
         wheel = _package("mlx") / "include"
         if not (wheel / _MLX_KERNELS).is_dir():
             raise Missing("the mlx wheel here has no Metal headers")
-        if file.endswith(".metal"):
-            return self._checkout("mlx", f"{_MLX_KERNELS}/{file}"), (str(wheel),)
+        if files[0].endswith(".metal"):
+            return self._checkout("mlx", f"{_MLX_KERNELS}/{files[0]}"), (str(wheel),)
         lines = ["#include <metal_stdlib>", "using namespace metal;"]
-        lines += [f'#include "{_MLX_KERNELS}/{name}"' for name in ("utils.h", file)]
+        lines += [f'#include "{_MLX_KERNELS}/{name}"' for name in ("utils.h", *files)]
         return "\n".join(lines), (str(wheel),)
 
     def torch(self, file: str) -> tuple[str, tuple[str, ...]]:
@@ -130,14 +130,15 @@ def mlx_rms_norm(at: Sources, x: Tensor, weight: Tensor) -> list[Peer]:
 
 
 def mlx_rms_norm_backward(at: Sources, x: Tensor, weight: Tensor) -> list[Peer]:
-    """Without the launch that adds up the rows of dweight."""
+    """A row of dweight for each row of x, which a second launch adds up."""
     rows, n = x.shape
     group = _row_group(n, 4)
     text, include = at.mlx("rms_norm.metal")
     dx, dweight = torch.empty_like(x), torch.empty_like(x)
     args = (x, weight, torch.randn_like(x), dx, dweight, _EPS, _u32(n), _u32(1))
     name = f"vjp_rms_single_row<{MSL_TYPE[x.dtype]}>"
-    return [Peer(text, name, args, [rows * group], [group], include, {20: True, 21: False})]
+    peer = Peer(text, name, args, [rows * group], [group], include, {20: True, 21: False})
+    return [peer, _mlx_sum_of_rows(at, dweight)]
 
 
 def mlx_layer_norm(at: Sources, x: Tensor, weight: Tensor, bias: Tensor) -> list[Peer]:
@@ -150,14 +151,28 @@ def mlx_layer_norm(at: Sources, x: Tensor, weight: Tensor, bias: Tensor) -> list
 
 
 def mlx_layer_norm_backward(at: Sources, x: Tensor, weight: Tensor, bias: Tensor) -> list[Peer]:
-    """Without the launches that add up the rows of dweight and dbias."""
+    """A row of dweight for each row of x; two launches more add up its rows, and those of dy."""
     rows, n = x.shape
     group = _row_group(n, 8)
     text, include = at.mlx("layer_norm.metal")
-    dx, dweight = torch.empty_like(x), torch.empty_like(x)
-    args = (x, weight, torch.randn_like(x), dx, dweight, _EPS, _u32(n), _u32(1))
+    dy, dx, dweight = torch.randn_like(x), torch.empty_like(x), torch.zeros_like(x)
+    args = (x, weight, dy, dx, dweight, _EPS, _u32(n), _u32(1))
     name = f"vjp_layer_norm_single_row<{MSL_TYPE[x.dtype]}>"
-    return [Peer(text, name, args, [rows * group], [group], include, {20: True})]
+    peer = Peer(text, name, args, [rows * group], [group], include, {20: True})
+    return [_mlx_sum_of_rows(at, dy), peer, _mlx_sum_of_rows(at, dweight)]
+
+
+def _mlx_sum_of_rows(at: Sources, x: Tensor) -> Peer:
+    """One pass over the columns, 32 to a group of 256 threads."""
+    rows, n = x.shape
+    text, include = at.mlx("atomic.h", "reduction/ops.h", "reduction/reduce_col.h")
+    kept = (np.zeros(1, np.int32), np.zeros(1, np.int64), np.int32(0))
+    summed = (np.array([rows], np.int32), np.array([n], np.int64), np.int32(1))
+    sizes = (np.uint64(rows), np.int64(n), *kept, *summed, np.uint64(1), np.int64(0))
+    kind = MSL_TYPE[x.dtype]
+    name = f"col_reduce_looped<{kind}, {kind}, Sum<{kind}>, uint, 1, 32, 32>"
+    args = (x, x.new_empty(n), *sizes)
+    return Peer(text, name, args, [256 * -(-n // 32)], [256], include)
 
 
 def mlx_rope(at: Sources, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> list[Peer]:
@@ -218,9 +233,21 @@ def torch_layer_norm(at: Sources, x: Tensor, weight: Tensor, bias: Tensor) -> li
 
 
 def torch_silu(at: Sources, x: Tensor) -> list[Peer]:
+    return _torch_unary(at, x, "silu_functor")
+
+
+def torch_gelu(at: Sources, x: Tensor) -> list[Peer]:
+    return _torch_unary(at, x, "gelu_functor")
+
+
+def torch_gelu_tanh(at: Sources, x: Tensor) -> list[Peer]:
+    return _torch_unary(at, x, "gelu_tanh_functor")
+
+
+def _torch_unary(at: Sources, x: Tensor, functor: str) -> list[Peer]:
     """Four values a thread."""
     text, include = at.torch("ActivationKernel.metal")
-    name = f"c10::metal::unary_dense<{MSL_TYPE[x.dtype]}, silu_functor>"
+    name = f"c10::metal::unary_dense<{MSL_TYPE[x.dtype]}, {functor}>"
     args = (torch.empty_like(x), x, _u32(x.numel()))
     return [Peer(text, name, args, [x.numel() // 4], [_LARGEST], include)]
 
