@@ -9,9 +9,9 @@ from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Buffer, Policy, Size, 
 
 # Chunks of a row that a thread keeps in registers while there are threads for more of them.
 KEEP = 4
-# And of a row that is longer, by the width of a chunk: 512 threads of an M1 or M2 have registers
-# for 208 half floats each, with those that they compute with.
-_KEEP_LONG = {4: (8, 13), 1: (16, 32)}
+# And the most, by the width of a chunk: 512 threads of an M1 or M2 have registers for 208 half
+# floats each, and use most of them to compute with.
+_KEEP_MOST = {4: 8, 1: 16}
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,26 @@ class RowShare:
 
     @property
     def keep(self) -> int:
-        """Chunks for which a thread takes registers: all of its own, or the most that it can."""
-        choices = (KEEP, *_KEEP_LONG[self.width])
-        return next((k for k in choices if k * self.lanes >= self.chunks), choices[-1])
+        """Chunks for which a thread takes registers: all of its own if it can. Of a longer row it
+        keeps few, so that more groups run at a time."""
+        most = _KEEP_MOST[self.width]
+        return most if KEEP * self.lanes < self.chunks <= most * self.lanes else KEEP
 
     def variant(self, *dtypes: torch.dtype) -> tuple[str | int, ...]:
         """The template arguments of kernels of these dtypes."""
         return *(MSL_TYPE[d] for d in dtypes), self.width
 
+    @classmethod
+    def of_gradients(
+        cls, n: int, buffers: tuple[Buffer, ...], policy: Policy, keep: int
+    ) -> "RowShare":
+        """By fewer threads, which keep several rows and sums beside them."""
+        return cls.of(n, buffers, {**policy, "threads": policy["backward_threads"]}, keep)
+
     def busy_groups(self, policy: Policy) -> int:
-        """Rows at a time that give all cores of the GPU work."""
-        threads: int = policy["threads_per_core"] * policy["gpu_cores"]
-        return max(1, threads // self.lanes)
+        """Rows at a time that give all cores of the GPU the same work."""
+        cores: int = policy["gpu_cores"]
+        return cores * max(1, policy["threads_per_core"] // self.lanes)
 
     def grid(self, rows: int) -> tuple[Size, Size]:
         """The threads of `rows` rows, lanes by rows, and those of a group."""

@@ -4,13 +4,13 @@
 import torch
 
 from metalcore.metal.plans import metal_kernel
-from metalcore.metal.program import Arguments, Buffer, Program
-from metalcore.metal.train._rows import KEEP, RowShare
+from metalcore.metal.program import Arguments, Buffer, Program, Value
+from metalcore.metal.train._rows import RowShare
 from metalcore.metal.train.rms_norm import sum_shares
 
 FILE = "train/layer_norm.metal"
 BACKWARD_FILE = "train/layer_norm_backward.metal"
-# Chunks of a row that a thread keeps beside those of dy and of two sums, in float32.
+# Chunks of a row that a thread keeps, beside those of dy, weight and two sums.
 _KEEP_BACKWARD = 3
 
 
@@ -52,17 +52,15 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, ...]:
     grads = [p.new((0,), dy.dtype) if t is None else p.new_like(t) for t in wanted]
     if x.numel == 0:
         return dx, *(p.fill(grad, 0.0) for grad in grads)
-    keep = _KEEP_BACKWARD if x.dtype == torch.float32 else KEEP
-    policy = {**p.policy, "threads": p.policy["backward_threads"]}
-    share = RowShare.of(n, (dy, x, w, dsum), policy, keep)
-    rows_per_block = -(-rows // share.busy_groups(policy))
+    share = RowShare.of_gradients(n, (dy, x, w, dsum), p.policy, _KEEP_BACKWARD)
+    rows_per_block = -(-rows // share.busy_groups(p.policy))
     blocks = -(-rows // rows_per_block)
     sums = [t is not None for t in wanted]
     parts = [p.new((blocks, n) if s else (4,)) for s in sums]
     buffers = (dy, x, w, mean, rstd, dsum, dx, *parts)
-    args = (*buffers, rows, rows_per_block, share.chunks)
+    args: tuple[Value, ...] = (*buffers, rows, rows_per_block, share.chunks)
     flags = (a.weight is not None, a.dsum is not None, *sums)
-    variant = (*share.variant(x.dtype, dtype), keep, *flags)
+    variant = (*share.variant(x.dtype, dtype), _KEEP_BACKWARD, *flags)
     p.launch(BACKWARD_FILE, "layer_norm_backward", variant, args, blocks * share.lanes, share.lanes)
     for part, grad, wants in zip(parts, grads, sums, strict=True):
         if wants:

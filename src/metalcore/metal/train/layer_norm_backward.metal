@@ -4,7 +4,7 @@
 //
 // One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
 // are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long
-// row is read again, and of its shares too. So is the weight for every row: it is in the cache.
+// row is read again, and of its shares too.
 
 #include "layer_norm.h"
 
@@ -46,10 +46,13 @@ template <
   dsum += ulong(first) * n;
   dx += ulong(first) * n;
 
+  wide scales[KEEP];
   wide dweight[KEEP];
   wide dbias[KEEP];
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
+    const uint i = lane + k * lanes;
+    scales[k] = i < n ? value_or<wide, WEIGHT>(1.0f, weight, i) : wide(0.0f);
     dweight[k] = wide(0.0f);
     dbias[k] = wide(0.0f);
   }
@@ -66,7 +69,7 @@ template <
       if (i < n) {
         d[k] = dy[i];
         v[k] = x[i];
-        const wide g = wide(d[k]) * value_or<wide, WEIGHT>(1.0f, weight, i);
+        const wide g = wide(d[k]) * scales[k];
         sum += total(g);
         dot += total(g * (wide(v[k]) - m));
       }
@@ -86,8 +89,7 @@ template <
       if (i < n) {
         const wide di = wide(d[k]);
         const wide vi = (wide(v[k]) - m) * r;
-        const wide w = value_or<wide, WEIGHT>(1.0f, weight, i);
-        const wide g = (di * w - sums.x - vi * sums.y) * r;
+        const wide g = (di * scales[k] - sums.x - vi * sums.y) * r;
         dx[i] = stored(DSUM ? g + wide(dsum[i]) : g);
         dweight[k] += di * vi;
         dbias[k] += di;

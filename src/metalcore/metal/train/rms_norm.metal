@@ -6,8 +6,7 @@
 // The threads of a row keep KEEP chunks of WIDTH values each in registers, and read the
 // rest of a long row again. Lengths are counted in chunks. Forward: one simdgroup or one
 // threadgroup per row. Backward: one threadgroup per block of rows, which also sums the block's
-// share of dweight; rms_norm_dweight adds up the shares in order. The weight is read again for
-// every row: it is in the cache, and registers are few.
+// share of dweight; rms_norm_dweight adds up the shares in order.
 
 #include "norm.h"
 
@@ -115,7 +114,7 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
 
 // One threadgroup per block of rows. share[block, i] is the block's part of dweight[i].
 template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, bool SHARE>
-[[max_total_threads_per_threadgroup(512)]] kernel void rms_norm_backward(
+[[max_total_threads_per_threadgroup(384)]] kernel void rms_norm_backward(
     device const typename chunk<T, WIDTH>::stored* dy [[buffer(0)]],
     device const typename chunk<T, WIDTH>::stored* x [[buffer(1)]],
     device const typename chunk<W, WIDTH>::stored* weight [[buffer(2)]],
@@ -142,9 +141,12 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, b
   dsum += ulong(first) * n;
   dx += ulong(first) * n;
 
+  wide scales[KEEP];
   wide sums[KEEP];
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
+    const uint i = lane + k * lanes;
+    scales[k] = i < n ? scale_at<wide, WEIGHT>(weight, offset, i) : wide(0.0f);
     sums[k] = wide(0.0f);
   }
   for (uint row = first; row < last; ++row) {
@@ -158,7 +160,7 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, b
       if (i < n) {
         g[k] = dy[i];
         v[k] = x[i];
-        dot += total(wide(g[k]) * scale_at<wide, WEIGHT>(weight, offset, i) * wide(v[k]));
+        dot += total(wide(g[k]) * scales[k] * wide(v[k]));
       }
     }
     for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
@@ -174,7 +176,7 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool DSUM, b
       if (i < n) {
         const wide gi = wide(g[k]);
         const wide vi = wide(v[k]);
-        const wide d = (gi * scale_at<wide, WEIGHT>(weight, offset, i) - vi * pull) * r;
+        const wide d = (gi * scales[k] - vi * pull) * r;
         dx[i] = stored(DSUM ? d + wide(dsum[i]) : d);
         sums[k] += gi * (vi * r);
       }

@@ -8,6 +8,9 @@ from metalcore.metal.program import MSL_TYPE, SIMD_WIDTH, Arguments, Buffer, Pro
 from metalcore.metal.train._rows import KEEP, RowShare
 
 FILE = "train/rms_norm.metal"
+# Chunks of a row that a thread keeps, beside those of dy, weight and a sum: in half types and in
+# float32.
+_KEEP_BACKWARD = (4, 3)
 
 
 def kernel_weight(p: Program, x: Buffer, weight: Buffer | None) -> Buffer:
@@ -52,13 +55,14 @@ def backward(p: Program, a: Arguments) -> tuple[Buffer, Buffer]:
     dweight = p.new_like(a.weight) if has_share else p.new((0,), dy.dtype)
     if x.numel == 0:
         return dx, p.fill(dweight, 0.0)
-    row = RowShare.of(n, (dy, x, w, dsum), p.policy)
+    keep = _KEEP_BACKWARD[x.dtype == torch.float32]
+    row = RowShare.of_gradients(n, (dy, x, w, dsum), p.policy, keep)
     rows_per_block = -(-rows // row.busy_groups(p.policy))
     blocks = -(-rows // rows_per_block)
     share = p.new((blocks, n) if has_share else (4,))
     args = (dy, x, w, rstd, dsum, dx, share, rows, rows_per_block, row.chunks, a.weight_offset)
     flags = (a.weight is not None, a.dsum is not None, has_share)
-    variant = (*row.variant(x.dtype, w.dtype), KEEP, *flags)
+    variant = (*row.variant(x.dtype, w.dtype), keep, *flags)
     p.launch(FILE, "rms_norm_backward", variant, args, blocks * row.lanes, row.lanes)
     if has_share:
         sum_shares(p, share, dweight)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Programs of softmax and softmax_backward."""
 
-import torch
-
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import Arguments, Buffer, Program
 from metalcore.metal.train._rows import KEEP, RowShare
@@ -35,10 +33,8 @@ def backward(p: Program, a: Arguments) -> Buffer:
     if y.numel == 0:
         return dx
     share, rows = RowShare.of(y.shape[-1], (dy, y), p.policy), y.numel // y.shape[-1]
-    # of two rows: half as much of each, but for half types, which are kept as they are stored
-    keep = share.keep if y.dtype != torch.float32 else min(share.keep, 2 * KEEP)
     args = (dy, y, dx, share.chunks, a.scale)
-    variant = (*share.variant(y.dtype), keep)
+    variant = (*share.variant(y.dtype), KEEP)
     p.launch(FILE, "softmax_backward", variant, args, *share.grid(rows))
     return dx
 
