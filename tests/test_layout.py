@@ -19,8 +19,6 @@ STORIES = sorted(
 KERNEL_STORIES = {op.story for op in Op.all.values()}
 # Sizes that choose between two algorithms of ours, whatever the machine.
 BETWEEN_OURS = {"_BLOCK_ROWS", "_SVD_UP_TO"}
-# Computed by their meaning on a GPU: their Metal kernels are not written yet.
-WITHOUT_METAL = {"attention/attention"}
 FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
 
 
@@ -35,10 +33,8 @@ def test_an_op_has_the_same_path_under_every_root(story: str) -> None:
     paths = [f"tests/{family}/test_{op}.py", f"bench/{story}.py"]
     # a formula over other ops needs no kernel of its own
     if story in KERNEL_STORIES:
-        paths += [f"csrc/cpu/{story}.cpp"]
-        metal = [f"src/metalcore/metal/{story}.metal", f"src/metalcore/metal/{story}.py"]
-        paths += metal if story not in WITHOUT_METAL else []
-        assert not any((ROOT / m).exists() for m in metal) or story not in WITHOUT_METAL
+        metal = f"src/metalcore/metal/{story}"
+        paths += [f"csrc/cpu/{story}.cpp", f"{metal}.metal", f"{metal}.py"]
     for path in paths:
         assert (ROOT / path).exists(), f"{op} has no {path}"
 
@@ -59,7 +55,7 @@ def test_an_op_has_an_example_and_kernels_everywhere(op: Op) -> None:
     from metalcore import _where
 
     assert op.story in STORIES
-    for backend in ("cpu",) if op.story in WITHOUT_METAL else ("cpu", "metal"):
+    for backend in ("cpu", "metal"):
         assert "float32" in _where.kernel_dtypes(op, backend), f"{op.name} has no {backend} kernel"
 
 

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// What attention and its gradient share: tiles of 8 x 8 values, and the scores that softmax sees.
+#pragma once
+
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+using namespace metal;
+
+constant float kLog2e = 1.44269504f;
+
+// Where a lane holds its two values of an 8 x 8 tile: the first column, and the row. Lanes of a row
+// differ in bits 0 and 3.
+inline uint2 place_in_tile(uint lane) {
+  return uint2((lane & 8) / 2 + (lane & 1) * 2, (lane & 16) / 4 + (lane / 2 & 3));
+}
+
+// The lane that holds a value of row `row` in column `column`.
+inline ushort lane_of(uint row, uint column) {
+  return ushort((row & 4) * 4 + (row & 3) * 2 + (column & 4) * 2 + (column / 2 & 1));
+}
+
+inline float row_max(float x) {
+  x = max(x, simd_shuffle_xor(x, 1));
+  return max(x, simd_shuffle_xor(x, 8));
+}
+
+inline float row_sum(float x) {
+  x += simd_shuffle_xor(x, 1);
+  return x + simd_shuffle_xor(x, 8);
+}
+
+// The tile that starts at `from`, in rows `pitch` apart.
+template <typename T>
+inline simdgroup_float8x8 tile_at(threadgroup const T* from, uint pitch, uint2 place) {
+  simdgroup_float8x8 m;
+  m.thread_elements()[0] = float(from[place.y * pitch + place.x]);
+  m.thread_elements()[1] = float(from[place.y * pitch + place.x + 1]);
+  return m;
+}
+
+// Its transpose.
+template <typename T>
+inline simdgroup_float8x8 turned_tile_at(threadgroup const T* from, uint pitch, uint2 place) {
+  simdgroup_float8x8 m;
+  m.thread_elements()[0] = float(from[place.x * pitch + place.y]);
+  m.thread_elements()[1] = float(from[(place.x + 1) * pitch + place.y]);
+  return m;
+}
+
+// Rows `first` to `first + ROWS` of x [count, width], and zeros beyond; whether all are finite.
+template <int ROWS, int WIDTH, int THREADS, typename T>
+inline bool stage(
+    threadgroup T* to,
+    device const T* x,
+    uint stride,
+    int first,
+    int count,
+    uint width,
+    uint worker) {
+  bool is_finite = true;
+  for (uint i = worker; i < ROWS * WIDTH; i += THREADS) {
+    const int row = first + int(i / WIDTH);
+    const uint column = i % WIDTH;
+    const T value = row < count && column < width ? x[ulong(row) * stride + column] : T(0.0f);
+    is_finite = is_finite && isfinite(float(value));
+    to[i] = value;
+  }
+  return is_finite;
+}
+
+// What a query and a key of one head give to softmax.
+template <typename M, bool MASK, bool LEFT, bool RIGHT, bool CAP, bool ALIBI>
+struct score_rule {
+  device const M* mask;
+  ulong mask_query;
+  ulong mask_key;
+  float scale;
+  float cap;
+  float alibi;
+  int queries;
+  int keys;
+  int left;
+  int right;
+
+  // The key at which a query stands: the last query at the last key.
+  int position(int query) const { return query + keys - queries; }
+
+  // The score times log2(e), -inf where the query does not see the key; and what soft capping
+  // makes of a step of the product.
+  float score(float product, int query, int key, thread float& slope) const {
+    float s = product * scale;
+    if (CAP) {
+      const float t = precise::tanh(s / cap);
+      s = cap * t;
+      slope = 1.0f - t * t;
+    }
+    const int distance = key - position(query);
+    bool is_seen = query < queries && key < keys;
+    if (LEFT) {
+      is_seen = is_seen && distance >= -left;
+    }
+    if (RIGHT) {
+      is_seen = is_seen && distance <= right;
+    }
+    if (ALIBI) {
+      s -= alibi * float(abs(distance));
+    }
+    if (MASK && is_seen) {
+      const M m = mask[ulong(query) * mask_query + ulong(key) * mask_key];
+      if (is_same_v<M, bool>) {
+        is_seen = bool(m);
+      } else {
+        is_seen = float(m) != -INFINITY;
+        s += float(m);
+      }
+    }
+    return is_seen ? s * kLog2e : -INFINITY;
+  }
+};
+
+// sums [8, 8 * COLUMNS] += weights [8, 8 * ROWS] @ values, where weights of pairs that are not seen
+// are 0. `seen` has bit 2 r + e for a lane's element e of weights r. Values that are not finite are
+// kept from those who do not see them.
+template <int ROWS, int COLUMNS, int PITCH, typename T>
+inline void add_products(
+    thread simdgroup_float8x8* sums,
+    thread const simdgroup_float8x8* weights,
+    uint seen,
+    threadgroup const T* values,
+    bool are_finite,
+    uint2 place) {
+  if (are_finite) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        const simdgroup_float8x8 tile = tile_at(values + r * 8 * PITCH + c * 8, PITCH, place);
+        simdgroup_multiply_accumulate(sums[c], weights[r], tile, sums[c]);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const float2 own = float2(weights[r].thread_elements()[0], weights[r].thread_elements()[1]);
+    for (uint k = 0; k < 8; ++k) {
+      const ushort lane = lane_of(place.y, k);
+      const float2 both = float2(simd_shuffle(own.x, lane), simd_shuffle(own.y, lane));
+      const bool is_seen = (simd_shuffle(seen, lane) >> (2 * r + k % 2) & 1) != 0;
+      const float weight = k % 2 == 0 ? both.x : both.y;
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        threadgroup const T* from = values + (r * 8 + k) * PITCH + c * 8 + place.x;
+        sums[c].thread_elements()[0] += is_seen ? weight * float(from[0]) : 0.0f;
+        sums[c].thread_elements()[1] += is_seen ? weight * float(from[1]) : 0.0f;
+      }
+    }
+  }
+}
