@@ -48,7 +48,7 @@ class Problem:
         self.p, self.a = p, a
         self.q, self.k, self.v = (self._rows(x) for x in (a.q, a.k, a.v))
         self.entries, self.heads, self.queries, self.size = a.q.shape
-        self.key_heads, self.keys, self.value_size = *a.k.shape[1:3], a.v.shape[-1]
+        _, self.key_heads, self.keys, self.value_size = a.v.shape
         self.dtype = a.q.dtype
         self.is_packed = a.cu_seqlens_q is not None
 

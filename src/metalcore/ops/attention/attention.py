@@ -346,8 +346,8 @@ def _(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
 
 
 def _arguments(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    q = torch.randn(2, 4, 5, 16).to(dtype)
-    k, v = torch.randn(2, 2, 7, 16).to(dtype), torch.randn(2, 2, 7, 9).to(dtype)
+    q = torch.randn(2, 4, 20, 16).to(dtype)
+    k, v = torch.randn(2, 2, 39, 16).to(dtype), torch.randn(2, 2, 39, 9).to(dtype)
     return q, k, v
 
 
@@ -355,20 +355,20 @@ def _arguments(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def _(dtype: torch.dtype) -> Example:
     sinks = torch.randn(4).to(dtype)
     numbers = (None, None, 0.25, 5.0, None, 0)
-    return Example((*_arguments(dtype), None, None, sinks, *numbers), reduces_over=16)
+    return Example((*_arguments(dtype), None, None, sinks, *numbers), reduces_over=55)
 
 
 @_forward.example
 def _(dtype: torch.dtype) -> Example:
-    mask, slopes = torch.randn(2, 1, 5, 7).to(dtype), torch.rand(2, 4)
+    mask, slopes = torch.randn(2, 1, 20, 39).to(dtype), torch.rand(2, 4)
     numbers = (None, None, 0.25, None, 3, None)
-    return Example((*_arguments(dtype), mask, slopes, None, *numbers), reduces_over=16)
+    return Example((*_arguments(dtype), mask, slopes, None, *numbers), reduces_over=55)
 
 
 @_backward.example
 def _(dtype: torch.dtype) -> Example:
     q, k, v = _arguments(dtype)
     out, lse = _forward.meaning(q, k, v, *(None,) * 5, 0.25, 5.0, None, 0)
-    dout, dlse = torch.randn(2, 4, 5, 9).to(dtype), torch.randn(2, 4, 5).to(lse.dtype)
+    dout, dlse = torch.randn(2, 4, 20, 9).to(dtype), torch.randn(2, 4, 20).to(lse.dtype)
     given = (dout, dlse, out, lse, q, k, v, None, None, torch.randn(4).to(dtype))
-    return Example((*given, None, None, 0.25, 5.0, None, 0), reduces_over=35)
+    return Example((*given, None, None, 0.25, 5.0, None, 0), reduces_over=75)
