@@ -64,6 +64,7 @@ class Bench:
         backward: also run the gradients of all inputs that are floating point.
         plot_over: the variable of the sweep that the page plots the ratio against.
         compiled_at: the point at which `--compile` compares with the peer `torch`, compiled.
+        compiles: its sides are compiled, which takes minutes: only `--compile` runs it, in the end.
         memory: also measure the most memory that a call holds on top of what there was before.
     """
 
@@ -82,6 +83,7 @@ class Bench:
     plot_over: str | None = None
     kind: str = ""
     compiled_at: Mapping[str, int] | None = None
+    compiles: bool = False
     memory: bool = False
 
     @property

@@ -85,14 +85,12 @@ def run(
     device = device or ("mps" if metalcore.has_metal_kernels() else "cpu")
     machine = this_machine(device)
     try:
-        benches = select(selection)
+        benches = _in_order(select(selection), compile)
         if keep:
             store.check(machine, whole=not selection)
     except ValueError as problem:
         Console(stderr=True).print(str(problem), style="red", highlight=False)
         return 2
-    if compile:
-        benches += against_compiler(benches)
     limits, rows, interrupted = _measure(benches, device, console)
     written = [file for file in (json, html) if file is not None]
     if json is not None:
@@ -118,6 +116,17 @@ def run(
         return 130
     wrong = any(isinstance(row.ms, str) for row in rows)
     return max(int(wrong), write_documents() if keep else 0)
+
+
+def _in_order(benches: list[Bench], compile: bool) -> list[Bench]:
+    """What to run: compiled programs come last, and only where they are asked for."""
+    plain = [b for b in benches if not b.compiles]
+    if compile:
+        return [*plain, *against_compiler(plain), *(b for b in benches if b.compiles)]
+    if not plain:
+        names = ", ".join(sorted({b.op for b in benches}))
+        raise ValueError(f"bench: {names} takes minutes to compile; add --compile to run it")
+    return plain
 
 
 def write_documents() -> int:

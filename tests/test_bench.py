@@ -121,6 +121,17 @@ def test_a_disturbed_run_is_told() -> None:
     assert "1 of 2 rows are above the limit" in above
 
 
+def test_compiled_programs_come_last_and_are_asked_for() -> None:
+    from metalcore.bench import run as runs
+
+    (chosen,) = {b.op for b in runs.select(["program/compiled_step"])}
+    assert chosen == "program/compiled_step"
+    both = runs.select(["program/compiled_step", "program/training_step"])
+    assert [b.compiles for b in runs._in_order(both, compile=False)] == [False]
+    assert [b.compiles for b in runs._in_order(both, compile=True)] == [False, True, True]
+    assert runs.run(["program/compiled_step"]) == 2
+
+
 def test_torch_compile_is_a_peer_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = _bench(compiled_at={"rows": 5, "n": 12}, kind="wide", backward=True)
     assert against_compiler([_bench()]) == []

@@ -2,8 +2,9 @@
 """Op: one operator of the `metalcore` library and what is attached to it.
 
 Each has two names in torch's dispatcher. `metalcore::rms_norm` is what users and compilers call: a
-composition of the kernel and its gradient. `metalcore_kernels::rms_norm` is the kernel, which knows
-of no gradient; it is what a compiled graph runs.
+composition of the kernel and its gradient, or its meaning where `_route.py` prefers a compiler.
+`metalcore_kernels::rms_norm` is the kernel, which knows of no gradient; it is what a compiled graph
+runs.
 """
 
 import os
@@ -19,6 +20,7 @@ from metalcore import _torch, _trace
 from metalcore._autograd import as_one_batch, as_tuple, differentiable, one_by_one, pull_back
 from metalcore._check import forbid_reference, refuse_gradient, refuse_tangents
 from metalcore._lazy import Registry, define
+from metalcore._route import is_left_to_compiler
 
 library = torch.library.Library("metalcore_kernels", "DEF")
 """Where kernels are registered."""
@@ -53,9 +55,9 @@ class Composition:
         self.schema = schema
         self._vmap = (as_one_batch if batched else one_by_one)(self)
         self._overload = define(_public, schema, tags=_TAGS)
-        # the second key comes before what a function transform does to an op
-        for key in ("CompositeImplicitAutograd", "FuncTorchDynamicLayerFrontMode"):
-            _public.impl(self.name, self._call, key)
+        _public.impl(self.name, self._dispatched, "CompositeImplicitAutograd")
+        # before what a function transform does to an op
+        _public.impl(self.name, self._call, "FuncTorchDynamicLayerFrontMode")
         self.arguments = self._overload._schema.arguments
         self._has_lists = any(str(a.type) == "List[Tensor]" for a in self.arguments)
         self._tensors = [i for i, a in enumerate(self.arguments) if str(a.type) in _TENSORS]
@@ -68,6 +70,11 @@ class Composition:
 
     def __call__(self, *args: Any) -> Any:
         return self._overload(*args) if _is_compiling() else self._call(*args)
+
+    def _dispatched(self, *args: Any) -> Any:
+        if is_left_to_compiler(self.name, args):
+            return self.meaning(*args)
+        return self._call(*args)
 
     def _call(self, *args: Any) -> Any:
         if _is_transformed() or _has_dual_level():

@@ -12,10 +12,13 @@ each dtype, and `metalcore tune` measures them. Without a row for a call, it is 
 
 `from` is the fewest values (or matrices) for ours; with `up_to`, for rows (or sides) up to that
 length, the last one for all longer ones. `ratio` is torch's time by ours there.
+
+In a compiled program the question is another one: our kernel, or one that the compiler makes of the
+meaning, fused with what stands around it? `is_left_to_compiler` answers it.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -32,6 +35,25 @@ T = TypeVar("T")
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+
+
+# What a compiler fuses with the ops before and after; our kernels would stand between them.
+_FUSED = (
+    *("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "softmax", "soft_cap", "rope"),
+    *("silu", "gelu", "bias_silu", "bias_gelu", "swiglu", "geglu"),
+)
+_FUSED_BY_COMPILERS = frozenset({*_FUSED, *(f"{op}_backward" for op in _FUSED)})
+
+
+def is_left_to_compiler(op: str, args: Sequence[Any]) -> bool:
+    """Whether a compiler is to make its own kernel of the meaning of `op`, which traces tell. On a
+    GPU ours stays."""
+    if op not in _FUSED_BY_COMPILERS or not _torch.is_taken_apart():
+        return False
+    if next(_trace.tensors(args)).device.type != "cpu":
+        return False
+    _trace.left_to_compiler.add(op)
+    return True
 
 
 class Kind(NamedTuple):

@@ -103,6 +103,23 @@ def is_fake(x: torch.Tensor) -> bool:
     return isinstance(x, _FakeTensor)
 
 
+_tracer: Callable[[], Any] = _find(
+    "torch.fx.experimental.proxy_tensor", "get_proxy_mode", lambda: None
+)
+
+
+def is_taken_apart() -> bool:
+    """Whether a compiler traces that makes kernels of its own, as inductor does: it takes silu
+    apart into simpler ops. `aot_eager` runs ops as they are."""
+    tracer = _tracer()
+    if tracer is None:
+        return False
+    # before torch 2.13 the module had the table
+    module = sys.modules[type(tracer).__module__]
+    older = getattr(module, "CURRENT_DECOMPOSITION_TABLE", {})
+    return torch.ops.aten.silu.default in getattr(tracer, "decomposition_table", older)
+
+
 DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode", _NoModes)
 """A mode that sees whatever torch's dispatcher is asked."""
 

@@ -30,6 +30,9 @@ _last = threading.local()
 entered: list[Any] = []
 """The traces and simulations that were entered, on any thread."""
 
+left_to_compiler: set[str] = set()
+"""The ops that compilers made kernels of their own for, in this process. These run unseen."""
+
 
 def tensors(args: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among the arguments of an op, also those in lists."""
@@ -150,6 +153,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     table = Table(*head)
     for row in rows:
         table.add_row(*row)
+    if left_to_compiler:
+        names = ", ".join(sorted(left_to_compiler))
+        table.caption = f"in compiled graphs of this process, the compiler computes {names}"
+        table.caption_justify = "left"
     console = Console(width=120)
     with console.capture() as capture:
         console.print(table)
