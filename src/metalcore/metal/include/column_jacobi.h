@@ -83,15 +83,18 @@ inline float sweep(thread float* x, thread float* v, uint lane, float tolerance)
   float worst = 0.0f;
   const float largest = lanes_max<N>(squared_norm<N>(x));
   for (ushort mask = 1; mask < N; ++mask) {
-    float own = 0.0f;
-    float both = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      own += x[i] * x[i];
-      both += x[i] * simd_shuffle_xor(x[i], mask);
-    }
-    const float other = simd_shuffle_xor(own, mask);
     const bool first = lane < (lane ^ mask);
+    const float own = squared_norm<N>(x);
+    const float other = simd_shuffle_xor(own, mask);
+    // one of the two lanes takes the upper rows, the other the lower ones
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const float upper = x[i];
+      const float lower = x[i + N / 2];
+      part += (first ? upper : lower) * simd_shuffle_xor(first ? lower : upper, mask);
+    }
+    const float both = part + simd_shuffle_xor(part, mask);
     rotation r = {1.0f, 0.0f, 0.0f};
     if (min(own, other) > kNothing * kNothing * largest) {
       const float cosine = abs(both) / (precise::sqrt(own) * precise::sqrt(other));

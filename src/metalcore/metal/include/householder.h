@@ -103,8 +103,8 @@ inline float factor_columns(
   return own.tau;
 }
 
-// Reflectors first..last, the last one first, to the rows from FIRST on of the column x: v of
-// reflector k is column k of `factors`, with its one and zeros above it.
+// Reflectors first..last, the last one first, to the rows from FIRST on of the column x: the tail
+// of v of reflector k is in column k of `factors`.
 template <int N, int FIRST>
 inline void apply_reflectors(
     thread float* x,
@@ -119,7 +119,8 @@ inline void apply_reflectors(
     float dot = 0.0f;
 #pragma unroll
     for (int i = FIRST; i < N; ++i) {
-      v[i] = factors[i * N + k];
+      const float tail = factors[i * N + k];
+      v[i] = i > k ? tail : i == k ? 1.0f : 0.0f;
       dot += v[i] * x[i];
     }
     dot *= tau;

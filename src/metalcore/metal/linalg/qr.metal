@@ -95,7 +95,7 @@ template <int SIZE, int SIMDGROUPS>
   float q[SIZE];
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) {
-    factors[i * SIZE + c] = i < c ? 0.0f : i == c ? 1.0f : a[i];
+    factors[i * SIZE + c] = a[i];
     q[i] = i == c ? 1.0f : 0.0f;
   }
   // each lane now reads reflectors that others stored

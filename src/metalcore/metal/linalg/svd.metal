@@ -68,7 +68,7 @@ template <int N, int SIMDGROUPS, bool VECTORS>
   for (int i = 0; i < N; ++i) {
     x[i] = finite ? x[i] * scale : 0.0f;
   }
-  // A has been read: R takes its place, and the reflectors stay below it to the end
+  // A has been read: R and the reflectors take its place
   simdgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* factors = stage + mine * N * N;
   const float power = power_of_two(lanes_max<N>(largest));
@@ -76,14 +76,21 @@ template <int N, int SIMDGROUPS, bool VECTORS>
   const float to_power = scale * power;
   const float tau = factor_columns<N>(x, int(K), int(lane), ushort(base), to_power, factors);
 
-  // rows are read by other lanes
+  // reflectors and rows are read by other lanes
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  // a column of Q, to become one of Q W
   float v[N];
+#pragma unroll
+  for (uint i = 0; i < N; ++i) {
+    v[i] = i == lane ? 1.0f : 0.0f;
+  }
+  if (VECTORS) {
+    apply_q<N>(v, factors, tau, int(K), ushort(base));
+  }
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
     const float r = factors[lane * N + i];
     x[i] = i >= lane ? r : 0.0f;
-    v[i] = i == lane ? 1.0f : 0.0f;
   }
 
   float worst = 1.0f;
@@ -111,18 +118,8 @@ template <int N, int SIMDGROUPS, bool VECTORS>
     return;
   }
 
-  // every row of R has been read: reflectors get their ones, and zeros above them
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = 0; i <= lane; ++i) {
-    factors[i * N + lane] = i == lane ? 1.0f : 0.0f;
-  }
-  // reflectors are read by other lanes
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  // Q W
-  apply_q<N>(v, factors, tau, int(K), ushort(base));
-
   const uint tall_size = M * tall_columns;
-  // every lane has read the reflectors
+  // every row of R has been read
   simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
   for (uint i = 0; i < N; ++i) {
