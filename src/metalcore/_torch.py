@@ -6,6 +6,7 @@ of torch, but for the parts of an op overload that `_op.py` reads.
 """
 
 import importlib
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,14 @@ def multiplies_fast(dtype: torch.dtype) -> bool:
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", _maybe)
     return torch.backends.mkldnn.is_available() and bool(ask())
+
+
+def has_bfloat16_instructions() -> bool:
+    """Whether products in bfloat16 are ahead of float32 on this CPU: elsewhere torch emulates."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return multiplies_fast(torch.bfloat16)
+    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(_find("torch.cpu", ask, lambda: False)() for ask in asks)
 
 
 # Parameters of which other processes have parts.

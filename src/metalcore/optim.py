@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Optimizers with torch.optim's names, arguments and state_dicts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,8 +12,12 @@ from torch.optim.optimizer import ParamsT
 from metalcore import _native, _torch, _trace
 from metalcore._check import FLOATS, expect, expect_float, expect_positive
 from metalcore._op import accumulate_dtype
+from metalcore.ops.linalg._muon import newton_schulz
 from metalcore.ops.train import adamw_step
 from metalcore.ops.train._eight_bit import dequantize, empty_moment, quantize
+
+# Muon takes matrices together up to so many values: products of larger ones gain nothing by it.
+_VALUES_TOGETHER = 1 << 18
 
 _CODES = "moments_in_8_bits"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -282,4 +286,82 @@ def _expanded(value: Tensor, name: str, p: Tensor) -> Tensor:
     return torch.view_as_complex(real) if p.is_complex() else real
 
 
+class Muon(torch.optim.Muon):
+    """`torch.optim.Muon` with batched products: parameters of one shape, or its transpose, take
+    their Newton-Schulz steps together.
+
+    Products are in bfloat16 where that is fast, as torch's are, and else in float32. Checkpoints
+    are those of `torch.optim.Muon` and load in either class.
+
+    Args:
+        params, lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn:
+            as for `torch.optim.Muon`: matrices alone.
+
+    Example:
+        >>> hidden = [p for p in model.parameters() if p.ndim == 2]
+        >>> optimizer = metalcore.MetalMuon(hidden, lr=0.02)
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; `closure`, if given, computes the loss that is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for params in _of_one_shape(p for p in group["params"] if p.grad is not None):
+                self._step_together(group, params)
+        return loss
+
+    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        updates = [self._momentum(p, group) for p in params]
+        first = _wide(updates[0])[None]
+        directions = newton_schulz(
+            first if len(updates) == 1 else torch.stack([_wide(u) for u in updates]),
+            group["ns_coefficients"],
+            group["ns_steps"],
+            group["eps"],
+        )
+        lr = float(group["lr"])
+        for p, direction in zip(params, directions.unbind(), strict=True):
+            rows, columns = p.shape
+            scale = max(1.0, rows / columns) ** 0.5
+            if group["adjust_lr_fn"] == "match_rms_adamw":
+                scale = 0.2 * max(rows, columns) ** 0.5
+            p.mul_(1 - lr * group["weight_decay"])
+            p.add_(direction.mT if rows > columns else direction, alpha=-lr * scale)
+
+    def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """What is to be orthogonalized: the momentum, one step ahead where it is Nesterov's."""
+        grad, state = p.grad, self.state[p]
+        assert grad is not None
+        if grad.is_sparse or grad.is_complex():
+            raise RuntimeError(
+                f"{type(self).__name__}: gradients must be dense and real, got {grad.layout} "
+                f"of {grad.dtype}"
+            )
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(grad)
+        buffer: Tensor = state["momentum_buffer"]
+        buffer.lerp_(grad, 1 - group["momentum"])
+        return grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.mT if x.shape[0] > x.shape[1] else x
+
+
+def _of_one_shape(params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters of one shape, but for a transpose, dtype and device; not more than are worth
+    taking together."""
+    found: dict[Any, list[Tensor]] = {}
+    for p in params:
+        found.setdefault((tuple(sorted(p.shape)), p.dtype, p.device), []).append(p)
+    for alike in found.values():
+        count = max(1, _VALUES_TOGETHER // max(1, alike[0].numel()))
+        yield from (alike[i : i + count] for i in range(0, len(alike), count))
+
+
 MetalAdamW = AdamW
+MetalMuon = Muon

@@ -50,6 +50,17 @@ def test_methods_agree_but_for_signs(backend: Backend) -> None:
         assert error(found, truth) <= tolerance("qr", torch.float32, 20), method
 
 
+def test_products_alone_find_the_nearest_up_to_condition_100() -> None:
+    for m, n in ((60, 20), (20, 60), (30, 30)):
+        for scale in (1e-30, 1.0, 1e30):
+            U, V = (torch.linalg.qr(torch.randn(k, min(m, n)))[0] for k in (m, n))
+            A = scale * (U * torch.logspace(0, -2, min(m, n))) @ V.mT
+            Q = metalcore.orthogonalize(A, "newton_schulz")
+            assert error(Q, U @ V.mT) <= 100 * tolerance("orthogonalize", torch.float32, max(m, n))
+            assert _off(Q) <= tolerance("orthogonalize", torch.float32, max(m, n))
+    assert not metalcore.orthogonalize(torch.zeros(5, 3), "newton_schulz").any()
+
+
 def test_blocks_of_rows_in_levels() -> None:
     A = torch.randn(2000, 40, dtype=torch.float64)
     found, truth = (metalcore.orthogonalize(A, m) for m in ("tsqr", "householder"))

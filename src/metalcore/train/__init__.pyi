@@ -19,4 +19,4 @@ from metalcore.ops.train.silu import bias_silu as bias_silu, silu as silu
 from metalcore.ops.train.soft_cap import soft_cap as soft_cap
 from metalcore.ops.train.softmax import softmax as softmax
 from metalcore.ops.train.swiglu import swiglu as swiglu, swiglu_bwd as swiglu_bwd
-from metalcore.optim import MetalAdamW as MetalAdamW
+from metalcore.optim import MetalAdamW as MetalAdamW, MetalMuon as MetalMuon
