@@ -124,15 +124,19 @@ def _entry(kernel: Kernel) -> str:
         name = f"{p.kind}{len(values)}"
         parameters.append(f"__attribute__((address_space({space}))) char* {name}")
         values.append(f"a.{p.kind}[{p.index}] = (void*){name};")
+    # asahi_clc takes what OpenCL would tell of sizes for zero
+    parameters += [
+        f"unsigned {name}{i}" for name in ("size", "threads", "groups") for i in range(3)
+    ]
     sizes = "".join(
-        f"g.position[{i}] = get_group_id({i}); g.grid_threads[{i}] = get_global_size({i});"
-        f"g.size[{i}] = g.dispatch_size[{i}] = get_local_size({i});"
-        f"g.grid_groups[{i}] = get_num_groups({i});"
+        f"g.position[{i}] = get_group_id({i}); g.size[{i}] = g.dispatch_size[{i}] = size{i};"
+        f"g.grid_threads[{i}] = threads{i}; g.grid_groups[{i}] = groups{i};"
         for i in range(3)
     )
     return (
         f'extern "C" void KERNEL({", ".join(parameters)}) {{ msl::Arguments a; msl::Group g;'
-        f"{' '.join(values)} {sizes} g.threads = {_GROUP}; g.simdgroups = {_GROUP // 32};"
+        f"{' '.join(values)} {sizes} g.threads = size0 * size1 * size2;"
+        "g.simdgroups = (g.threads + 31) / 32;"
         f"msl_thread_{symbol(kernel.name)}(&a, &g, unsigned(get_local_id(0))); }}\n"
     )
 

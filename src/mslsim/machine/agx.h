@@ -8,9 +8,6 @@
 
 unsigned long get_local_id(unsigned);
 unsigned long get_group_id(unsigned);
-unsigned long get_local_size(unsigned);
-unsigned long get_global_size(unsigned);
-unsigned long get_num_groups(unsigned);
 unsigned get_sub_group_local_id();
 __attribute__((convergent)) void barrier(unsigned);
 __attribute__((convergent)) void sub_group_barrier(unsigned);
