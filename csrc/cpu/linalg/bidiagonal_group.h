@@ -97,7 +97,12 @@ Mask<T> decompose(Group<T>& g, bool vectors) {
   const int64_t n = g.n;
   Mask<T> broken;
   const Vec<T> power = bidiagonalize(g, broken);
-  const Mask<T> failed = vectors ? find_vectors(g) : find_values(g.b.d, g.b.e, n, g.pending);
+  Mask<T> failed = {};
+  if (vectors) {
+    failed = find_vectors(g);
+  } else {
+    find_values(g.b.d, g.b.e, n, g.pending);
+  }
   const Vec<T> bad = splat(std::numeric_limits<T>::quiet_NaN());
   for (int64_t j = 0; j < n; ++j) {
     const Mask<T> negative = at(g.b.d, j) < 0;
@@ -131,7 +136,7 @@ Mask<T> solve(Group<T>& g, const Sides<T>& sides, bool wide, Vec<T> rcond, Mask<
   const Vec<T> power = bidiagonalize(g, broken);
   // values first: they tell whether B may be divided by
   std::memcpy(sides.d, g.b.d, n * sizeof(Vec<T>));
-  const Mask<T> failed = find_values(sides.d, g.b.e, n, g.pending);
+  find_values(sides.d, g.b.e, n, g.pending);
   Vec<T> least = at(sides.d, 0), most = least;
   for (int64_t j = 1; j < n; ++j) {
     least = lanes::min(least, at(sides.d, j));
@@ -149,8 +154,9 @@ Mask<T> solve(Group<T>& g, const Sides<T>& sides, bool wide, Vec<T> rcond, Mask<
   } else {
     solve_tall(g.a, g.b, c, columns);
   }
+  Mask<T> failed = {};
   if (lanes::any(deficient)) {
-    find_vectors(g);
+    failed = find_vectors(g) & deficient;
     for (int64_t j = 0; j < n; ++j) {
       const Vec<T> s = at(g.b.d, j);
       at(g.b.d, j) = lanes::abs(s) > limit ? splat<T>(1) / s : Vec<T>{};

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
 // Singular values of bidiagonal matrices, one per lane, by the differential qd algorithm with
 // shifts (Fernando and Parlett): it works on the squares of the entries, without roots, and has one
-// division per entry where a QR step has two and two roots. All lanes sweep in lock step.
+// division per entry where a QR step has two and two roots. All lanes sweep in lock step; a lane
+// that takes too many sweeps ends by bisection, so that every lane ends.
 #pragma once
 
 #include <utility>
 
+#include "../common/policy.h"
 #include "bidiagonal.h"
 
 namespace metalcore::bidiagonal {
+
+// Sweeps per singular value, of which 3 to 6 are usual, after which a lane is bisected.
+inline const cpu::Knob sweeps_per_value("svd", "sweeps_per_value", 12);
 
 // Squares of what is left of each lane's matrix: q of its diagonal, e of what is above, of columns
 // [0, last]. The squares of its singular values are those wanted, less `removed`. Two registers
@@ -92,14 +97,17 @@ Swept<T> sweep(const Qd<T>& from, Vec<T> tau, int64_t last, T* q, T* e) {
 }
 
 // The smaller eigenvalue of the last two rows of B B^T is no less than the least one of all, and a
-// sweep with too large a shift is lost: with a little less there is a third fewer of them.
+// sweep with too large a shift is lost: with a little less there is a third fewer of them. The last
+// factor is for equal eigenvalues: a shift that rounds to all of them leaves a d of zero, from
+// which nothing is learned of the next shift.
 template <typename T>
 inline Vec<T> estimate(const Tail<T>& t) {
   const Vec<T> first = t.before + t.e, product = t.q * t.e;
   const Vec<T> half = lanes::abs(first - t.q) * T(0.5);
   const Vec<T> divisor = half + lanes::sqrt(half * half + product);
   const Vec<T> found = lanes::min(first, t.q) - product / lanes::max(divisor, splat(kNothing<T>));
-  return lanes::max(found - (t.q - found) * T(0.5), Vec<T>{});
+  constexpr T kBelowRoundings = 1 - 64 * std::numeric_limits<T>::epsilon();
+  return lanes::max((found - (t.q - found) * T(0.5)) * kBelowRoundings, Vec<T>{});
 }
 
 // Shifts of the sweeps: how far each lane has come with its own.
@@ -116,32 +124,70 @@ struct Shifts {
   }
 
   // Lanes that are accepted: the least d is a bound of the next shift. Of the others, those that
-  // failed at the end only know the least eigenvalue well: it is above tau + tail.q.
-  Mask<T> judge(const Swept<T>& s) {
+  // failed at the end only know the least eigenvalue well: it is above tau + tail.q. Where `end`,
+  // the last q, is one of a cluster, the next shift is as close to it as the cluster is wide.
+  Mask<T> judge(const Swept<T>& s, Vec<T> end) {
     constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
     const Mask<T> accepted = (s.least >= 0) & (s.tail.q >= 0);
     const Mask<T> late = (s.least >= 0) & (s.tail.q < 0) & (failures < 2);
-    const Vec<T> lower = lanes::max((tau + s.tail.q) * (1 - 2 * kEpsilon), Vec<T>{});
-    const Vec<T> smaller = failures < 2 ? tau * T(0.25) : Vec<T>{};
+    const Vec<T> wider = lanes::max(end - (end - tau) * T(16), Vec<T>{});
+    const Vec<T> lower = lanes::max((tau + s.tail.q) * (1 - 2 * kEpsilon), wider);
+    const Vec<T> smaller = failures < 4 ? lanes::max(tau * T(0.25), wider) : Vec<T>{};
     const Mask<T> ends = s.tail.q <= s.least,
                   inside = accepted & ~ends & (failures == 0) & (tau > 0);
     share = inside ? share + (1 - share) * T(0.33) : accepted ? splat<T>(0.25) : share;
     bound = accepted ? lanes::min(s.least, s.tail.q) : bound;
     at_end = accepted ? ends : at_end;
     tau = accepted ? tau : late ? lower : smaller;
-    failures = accepted ? Mask<T>{} : late ? Mask<T>{} + 2 : failures + 1;
+    failures = accepted ? Mask<T>{} : failures + 1;
     return accepted;
   }
 };
 
+// How many squares of singular values are below the shift, per lane: B B^T - shift has as many
+// negative pivots.
+template <typename T>
+Mask<T> count_below(const Qd<T>& x, Vec<T> shift, int64_t last, Vec<T> nothing) {
+  Mask<T> count = {};
+  Vec<T> d = at(x.q, 0) - shift;
+  for (int64_t i = 0; i < last; ++i) {
+    const Mask<T> inside = Mask<T>{} + lanes::Int<T>(i) < x.last;
+    const Vec<T> sum = d + at(x.e, i), pivot = lanes::abs(sum) < nothing ? -nothing : sum;
+    count -= inside & (pivot < 0);
+    d = inside ? at(x.q, i + 1) * (d / pivot) - shift : d;
+  }
+  return count - (d < 0);
+}
+
+// All values of lanes that are not done, each to its last bit: halves intervals of bit patterns,
+// which have the order of the numbers.
+template <typename T>
+void bisect(Qd<T>& x, Vec<T> largest, T* values) {
+  const Vec<T> nothing = largest * kNothing<T>;
+  int64_t last = -1;
+  for (int64_t l = 0; l < kLanes<T>; ++l) last = std::max<int64_t>(last, x.last[l]);
+  for (int64_t k = 0; k <= last; ++k) {
+    const Mask<T> index = Mask<T>{} + lanes::Int<T>(k), wanted = x.last >= index;
+    // the norm of B is at most the largest of d and of e together
+    Mask<T> low = {}, high = simd::bits_as<Mask<T>>(largest * 4) & wanted;
+    while (lanes::any(high - low > 1)) {
+      const Mask<T> middle = low + ((high - low) >> 1);
+      const Mask<T> above = count_below(x, simd::bits_as<Vec<T>>(middle), last, nothing) > index;
+      high = above ? middle : high;
+      low = above ? low : middle;
+    }
+    const Vec<T> value = x.removed + (simd::bits_as<Vec<T>>(low) + x.lost);
+    put(values, wanted ? x.last - index : Mask<T>{} - 1, value);
+  }
+}
+
 // Registers that `find_values` needs for itself.
 inline int64_t values_registers(int64_t n) { return 5 * (n + 2); }
 
-// The singular values of each lane's matrix, in any order, in place of its diagonal d. Returns the
-// lanes that did not converge.
+// The singular values of each lane's matrix, in any order, in place of its diagonal d.
 template <typename T>
-Mask<T> find_values(T* d, const T* e, int64_t n, T* scratch) {
-  constexpr int64_t kSweepsPerValue = 60, L = kLanes<T>;
+void find_values(T* d, const T* e, int64_t n, T* scratch) {
+  constexpr int64_t L = kLanes<T>;
   constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
   // small values converge at the end
   const Mask<T> flip = lanes::abs(at(d, 0)) < lanes::abs(at(d, n - 1));
@@ -162,7 +208,7 @@ Mask<T> find_values(T* d, const T* e, int64_t n, T* scratch) {
   const Vec<T> negligible = largest * (kEpsilon * kEpsilon);
   Tail<T> tail = {at(x.q, n - 1), at(x.e, n - 2), at(x.q, n - 2)};
   Shifts<T> shifts;
-  for (int64_t k = 0; k < kSweepsPerValue * n; ++k) {
+  for (int64_t k = 0; k < sweeps_per_value * n; ++k) {
     shifts.at_end |= deflate(x, tail, negligible, values);
     int64_t last = -1;
     for (int64_t l = 0; l < L; ++l) last = std::max<int64_t>(last, x.last[l]);
@@ -170,7 +216,7 @@ Mask<T> find_values(T* d, const T* e, int64_t n, T* scratch) {
     shifts.choose(tail);
     const Vec<T> tau = shifts.tau;
     const Swept<T> swept = sweep(x, tau, last, q, next_e);
-    const Mask<T> accepted = shifts.judge(swept);
+    const Mask<T> accepted = shifts.judge(swept, tail.q);
     const Vec<T> sum = x.removed + tau, added = sum - x.removed;
     x.lost += accepted ? (x.removed - (sum - added)) + (tau - added) : Vec<T>{};
     x.removed = accepted ? sum : x.removed;
@@ -186,8 +232,8 @@ Mask<T> find_values(T* d, const T* e, int64_t n, T* scratch) {
       if (i < last) at(x.e, i) = accepted ? at(next_e, i) : at(x.e, i);
     }
   }
+  bisect(x, largest, values);
   for (int64_t i = 0; i < n; ++i) at(d, i) = lanes::sqrt(lanes::max(at(values, i), Vec<T>{}));
-  return x.last >= 0;
 }
 
 }  // namespace metalcore::bidiagonal
