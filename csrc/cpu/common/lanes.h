@@ -359,7 +359,7 @@ void for_each_group(int64_t batch, int64_t flops_per_matrix, Body body) {
   const int64_t groups = (batch + L - 1) / L;
   const int64_t grain =
       std::max<int64_t>(1, kGrainFlops / std::max<int64_t>(1, flops_per_matrix * L));
-  torch::stable::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
+  cpu::parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) body(g * L, std::min(L, batch - g * L));
   });
 }

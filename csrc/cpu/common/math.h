@@ -25,6 +25,7 @@ struct Constants;
 template <>
 struct Constants<float> {
   typedef int32_t Int __attribute__((vector_size(MC_REGISTER_BYTES)));
+  typedef uint32_t Unsigned __attribute__((vector_size(MC_REGISTER_BYTES)));
   static constexpr int kMantissaBits = 23, kBias = 127;
   // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
   static constexpr float kRound = 12582912.0f;
@@ -49,6 +50,7 @@ struct Constants<float> {
 template <>
 struct Constants<double> {
   typedef int64_t Int __attribute__((vector_size(MC_REGISTER_BYTES)));
+  typedef uint64_t Unsigned __attribute__((vector_size(MC_REGISTER_BYTES)));
   static constexpr int kMantissaBits = 52, kBias = 1023;
   static constexpr double kRound = 6755399441055744.0;
   static constexpr double kLog2High = 6.93147180369123816490e-01,
@@ -72,6 +74,10 @@ struct Constants<double> {
 
 template <typename V>
 using IntOf = typename Constants<Lane<V>>::Int;
+
+// Bits to compute with: sums of those of NaN and of infinities may wrap around.
+template <typename V>
+using UnsignedOf = typename Constants<Lane<V>>::Unsigned;
 
 template <typename V>
 inline V splat(Lane<V> value) {
@@ -141,7 +147,7 @@ struct Exp {
     const V whole = shifted - C::kRound;
     const V r = (x - whole * C::kLog2High) - whole * C::kLog2Low;
     rest = (polynomial(r, C::kExp) * r + 2) * r;
-    const IntOf<V> exponent = bits_as<IntOf<V>>(shifted) + (C::kBias - 1);
+    const UnsignedOf<V> exponent = bits_as<UnsignedOf<V>>(shifted) + (C::kBias - 1);
     scale = bits_as<V>(exponent << C::kMantissaBits);  // the bits of kRound leave
   }
 };
@@ -165,7 +171,7 @@ inline FloatVec power_of_two(FloatVec x, float factor, const float (&twice)[N]) 
   constexpr float kRound = C::kRound + C::kBias - 1;
   const FloatVec shifted = x * factor + kRound;
   const FloatVec f = x * factor - (shifted - kRound);
-  const auto half_power = bits_as<IntOf<FloatVec>>(shifted) << C::kMantissaBits;
+  const auto half_power = bits_as<UnsignedOf<FloatVec>>(shifted) << C::kMantissaBits;
   return polynomial(f, twice) * bits_as<FloatVec>(half_power);
 }
 
@@ -188,10 +194,10 @@ inline V log(V x) {
   const auto tiny = x < std::numeric_limits<A>::min();
   const V scaled = tiny ? x * A(int64_t(1) << C::kMantissaBits) : x;
   // the exponent counts from the bits of sqrt(1/2), so that m is around 1
-  const IntOf<V> bits = bits_as<IntOf<V>>(scaled);
-  const IntOf<V> root = bits_as<IntOf<V>>(splat<V>(A(0.707106781186547524401)));
-  const IntOf<V> exponent = (bits - root) >> C::kMantissaBits;
-  const V m = bits_as<V>(bits - (exponent << C::kMantissaBits));
+  const UnsignedOf<V> bits = bits_as<UnsignedOf<V>>(scaled);
+  const UnsignedOf<V> root = bits_as<UnsignedOf<V>>(splat<V>(A(0.707106781186547524401)));
+  const IntOf<V> exponent = bits_as<IntOf<V>>(bits - root) >> C::kMantissaBits;
+  const V m = bits_as<V>(bits - (bits_as<UnsignedOf<V>>(exponent) << C::kMantissaBits));
   const V whole = __builtin_convertvector(exponent, V);
   const V e = tiny ? whole - A(C::kMantissaBits) : whole;
   const V s = (m - 1) / (m + 1), twice = s + s;

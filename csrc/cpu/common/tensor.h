@@ -13,6 +13,14 @@
 #include <optional>
 
 #include "simd.h"
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+// Its name up to torch 2.12.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
 
 // Says which of its variants a kernel took, on every path; `metalcore.trace()` reads it after the
 // call.
@@ -23,8 +31,24 @@ extern "C" void metalcore_prefer_huge_pages(void* start, int64_t bytes);
 namespace metalcore::cpu {
 
 using torch::headeronly::ScalarType;
-using torch::stable::parallel_for;
 using torch::stable::Tensor;
+
+#if defined(__SANITIZE_THREAD__)
+// The sanitizer does not see how torch's threads wait for each other.
+template <typename Body>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
+  char started, ended;
+  __tsan_release(&started);
+  torch::stable::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
+    __tsan_acquire(&started);
+    body(first, last);
+    __tsan_release(&ended);
+  });
+  __tsan_acquire(&ended);
+}
+#else
+using torch::stable::parallel_for;
+#endif
 
 // Elements per task. Below this, starting a thread costs more than it saves.
 constexpr int64_t kGrainElements = 16 * 1024;
@@ -52,19 +76,62 @@ inline Tensor laid_out_as(const Tensor& like, const Tensor& x) {
   return is_by_columns(like) ? turned(dense(turned(x))) : dense(x);
 }
 
-// Kernels read raw memory, so every call through the dispatcher is held to what they expect.
+// Kernels read raw memory, so every call is held to what they expect, whoever made it: by these
+// functions, by those of a family, and by `data`, which gives no pointer of another type.
+inline bool same_sizes(const Tensor& a, const Tensor& b) {
+  return std::ranges::equal(a.sizes(), b.sizes());
+}
+
 inline void expect_like(const char* op, const char* name, const Tensor& t, const Tensor& x) {
-  STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && t.sizes().vec() == x.sizes().vec(), op,
-                  ": ", name, " must have the shape and dtype of x");
+  STD_TORCH_CHECK(t.scalar_type() == x.scalar_type() && same_sizes(t, x), op, ": ", name,
+                  " must have the shape and dtype of x");
+}
+
+inline bool is_float(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+         dtype == ScalarType::BFloat16;
+}
+
+inline void expect_float(const char* op, const Tensor& x) {
+  STD_TORCH_CHECK(is_float(x.scalar_type()), op,
+                  ": the dtype must be float32, float64, float16 or bfloat16");
+}
+
+inline void expect_rows(const char* op, const Tensor& x) {
+  expect_float(op, x);
+  STD_TORCH_CHECK(x.dim() > 0, op, ": x must have rows");
+}
+
+// A choice of the op's schema, from 0 on.
+inline void expect_choice(const char* op, const char* name, int64_t value, int64_t count) {
+  STD_TORCH_CHECK(value >= 0 && value < count, op, ": ", name, " must be from 0 to ", count - 1,
+                  ", got ", value);
+}
+
+template <typename T>
+constexpr ScalarType dtype_of() {
+  if (std::is_same_v<T, float>) return ScalarType::Float;
+  if (std::is_same_v<T, double>) return ScalarType::Double;
+  if (std::is_same_v<T, int32_t>) return ScalarType::Int;
+  if (std::is_same_v<T, int64_t>) return ScalarType::Long;
+  return std::is_same_v<T, simd::Half> ? ScalarType::Half : ScalarType::BFloat16;
+}
+
+template <typename T>
+void expect_type(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == dtype_of<T>(),
+                  "metalcore: a tensor has another dtype than the rest of the call implies");
 }
 
 template <typename T>
 const T* data(const Tensor& x) {
+  expect_type<T>(x);
   return static_cast<const T*>(x.const_data_ptr());
 }
 
 template <typename T>
 T* mutable_data(const Tensor& x) {
+  expect_type<T>(x);
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
@@ -123,14 +190,9 @@ auto dispatch_float(ScalarType dtype, const char* op, Body body) {
   }
 }
 
-template <typename T>
-constexpr ScalarType dtype_of() {
-  if (std::is_same_v<T, float>) return ScalarType::Float;
-  if (std::is_same_v<T, double>) return ScalarType::Double;
-  return std::is_same_v<T, simd::Half> ? ScalarType::Half : ScalarType::BFloat16;
-}
-
 inline ScalarType accumulate_dtype(ScalarType dtype) {
+  STD_TORCH_CHECK(is_float(dtype),
+                  "metalcore: the dtype must be float32, float64, float16 or bfloat16");
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 

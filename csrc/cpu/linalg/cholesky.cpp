@@ -6,6 +6,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "expect.h"
 #include "triangular.h"
 
 namespace metalcore::cpu {
@@ -58,7 +59,7 @@ inline Diagonal<T, C> factor_diagonal(T* w, int64_t n, int64_t ld, int64_t J, Ma
 #pragma GCC unroll 8
   for (int j = 0; j < C; ++j) {
     const Vec<T> s = d.l[j][j];
-    info = (info == 0) & !(s > 0) ? Mask<T>{} + lanes::Int<T>(J + j + 1) : info;
+    info = ((info == 0) & !(s > 0)) ? Mask<T>{} + lanes::Int<T>(J + j + 1) : info;
     const Vec<T> root = lanes::sqrt(s);
     at(rows, j * ld + J + j) = root;
     d.l[j][j] = splat<T>(1) / root;
@@ -155,6 +156,7 @@ std::tuple<Tensor, Tensor> cholesky_lapack(const Tensor& A, bool transposed) {
 
 // The lower triangle is that of A, or of A^T where an upper factor is wanted: L, or L^T.
 std::tuple<Tensor, Tensor> cholesky(const Tensor& A_in, bool upper) {
+  expect_square("cholesky", A_in);
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(upper ? torch::stable::transpose(A_in, -2, -1) : A_in, dtype));
   const int64_t n = A.size(-1), batch = n == 0 ? 0 : A.numel() / (n * n);

@@ -13,6 +13,7 @@
 #include "../common/aten.h"
 #include "../common/lanes.h"
 #include "../common/policy.h"
+#include "expect.h"
 #include "ql.h"
 #include "symmetric_values.h"
 #include "tridiagonal.h"
@@ -296,12 +297,14 @@ Tensor decompose(const Tensor& A_in, bool upper, Tensor& L, Tensor* Q) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> eigh(const Tensor& A, bool upper) {
+  expect_square("eigh", A);
   Tensor L, Q;
   const Tensor info = decompose(A, upper, L, &Q);
   return {L, Q, info};
 }
 
 std::tuple<Tensor, Tensor> eigvalsh(const Tensor& A, bool upper) {
+  expect_square("eigvalsh", A);
   Tensor L;
   const Tensor info = decompose(A, upper, L, nullptr);
   return {L, info};

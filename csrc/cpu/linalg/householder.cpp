@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../common/aten.h"
+#include "expect.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -73,6 +74,8 @@ void apply_right(const T* a, const T* v, T tau, int64_t n, T* y) {
 }
 
 std::tuple<Tensor, Tensor> householder_vector(const Tensor& x_in) {
+  expect_rows("householder_vector", x_in);
+  STD_TORCH_CHECK(x_in.size(-1) > 0, "householder_vector: x must have a value or more");
   const ScalarType dtype = accumulate_dtype(x_in.scalar_type());
   const Tensor x = dense(to_dtype(x_in, dtype));
   const int64_t n = x.size(-1);
@@ -93,12 +96,18 @@ std::tuple<Tensor, Tensor> householder_vector(const Tensor& x_in) {
 }
 
 Tensor apply_householder(const Tensor& A_in, const Tensor& v_in, const Tensor& tau_in, bool left) {
+  expect_matrices("apply_householder", A_in);
+  const int64_t dim = A_in.dim();
+  STD_TORCH_CHECK(
+      v_in.dim() == dim - 1 && tau_in.dim() == dim - 2 && same_batch(v_in, A_in, dim - 2) &&
+          same_batch(tau_in, A_in, dim - 2) && v_in.size(-1) == A_in.size(left ? -2 : -1) &&
+          v_in.scalar_type() == A_in.scalar_type() && tau_in.scalar_type() == A_in.scalar_type(),
+      "apply_householder: A must be [..., M, N], v [..., M] or [..., N] and tau [...], "
+      "of one dtype and batch");
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(A_in, dtype)), v = dense(to_dtype(v_in, dtype));
   const Tensor tau = dense(to_dtype(tau_in, dtype));
   const int64_t m = A.size(-2), n = A.size(-1), batch = tau.numel();
-  STD_TORCH_CHECK(v.numel() == batch * (left ? m : n) && A.numel() == batch * m * n,
-                  "apply_householder: A, v and tau must have the same batch dimensions");
   metalcore_variant = left ? "columns" : "rows";
   Tensor Y = cpu::empty_like(A);
   dispatch_float(dtype, "apply_householder", [&]<typename T>(T) {

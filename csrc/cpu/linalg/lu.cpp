@@ -8,6 +8,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "expect.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -58,6 +59,7 @@ void lu_interleaved(const Tensor& A, const Factors& factors) {
 }
 
 Factors lu(const Tensor& A_in) {
+  expect_matrices("lu", A_in);
   const Tensor A = dense(to_dtype(A_in, accumulate_dtype(A_in.scalar_type())));
   const int64_t m = A.size(-2), n = A.size(-1), k = std::min(m, n);
   Tensor P, L, U;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../common/aten.h"
+#include "expect.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -38,10 +39,8 @@ void householder(const Tensor& A, T* Q) {
   const auto [q, r] = aten<2>("aten::linalg_qr", "", A, std::string("reduced"));
   const Tensor from = dense(q), R = dense(r);
   const int64_t m = A.size(0), n = A.size(1);
-  for (int64_t i = 0; i < m * n; ++i) {
-    const bool turn = data<T>(R)[i % n * (n + 1)] < 0;
-    Q[i] = turn ? -data<T>(from)[i] : data<T>(from)[i];
-  }
+  const T *x = data<T>(from), *triangle = data<T>(R);
+  for (int64_t i = 0; i < m * n; ++i) Q[i] = triangle[i % n * (n + 1)] < 0 ? -x[i] : x[i];
 }
 
 template <typename T>
@@ -68,6 +67,8 @@ Tensor orthogonalize_tall(const Tensor& given) {
 }
 
 Tensor orthogonalize(const Tensor& A) {
+  expect_matrices("orthogonalize", A);
+  STD_TORCH_CHECK(A.size(-2) >= A.size(-1), "orthogonalize: A must have as many rows as columns");
   const ScalarType dtype = accumulate_dtype(A.scalar_type());
   const Tensor wide = to_dtype(A, dtype);
   const Tensor Q = dtype == ScalarType::Double ? orthogonalize_tall<double>(wide)

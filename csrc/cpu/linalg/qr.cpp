@@ -8,6 +8,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "expect.h"
 #include "householder.h"
 
 namespace metalcore::cpu {
@@ -126,6 +127,9 @@ bool side_by_side(int64_t batch, int64_t size, int64_t lanes) {
 }
 
 std::tuple<Tensor, Tensor> qr(const Tensor& A_in, std::string mode) {
+  expect_matrices("qr", A_in);
+  STD_TORCH_CHECK(mode == "reduced" || mode == "complete" || mode == "r",
+                  "qr: mode must be reduced, complete or r, got ", mode);
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = to_dtype(A_in, dtype);
   const int64_t m = A.size(-2), n = A.size(-1), steps = std::min(m, n);

@@ -7,6 +7,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "expect.h"
 #include "lu.h"
 
 namespace metalcore::cpu {
@@ -117,6 +118,8 @@ Tensor refined(const Tensor& A, const Tensor& B, Tensor X, Solution solution) {
 }
 
 std::tuple<Tensor, Tensor> solve(const Tensor& A_in, const Tensor& B_in, bool refine) {
+  expect_square("solve", A_in);
+  expect_system("solve", A_in, B_in);
   const ScalarType dtype = accumulate_dtype(A_in.scalar_type());
   const Tensor A = dense(to_dtype(A_in, dtype)), B = dense_either_way(to_dtype(B_in, dtype));
   Tensor X, info;

@@ -12,6 +12,7 @@
 #include "../common/aten.h"
 #include "../common/policy.h"
 #include "bidiagonal_group.h"
+#include "expect.h"
 #include "svd_gram.h"
 
 namespace metalcore::cpu {
@@ -49,13 +50,14 @@ template <typename T>
 void write_values(const Group<T>& g, Mask<T> info, int64_t first, int64_t count, const Tensor& S,
                   const Tensor& infos) {
   T* s = mutable_data<T>(S) + first * g.n;
+  int32_t* found = mutable_data<int32_t>(infos) + first;
   lanes::unpack(g.b.d, g.n, g.n, count, s);
   for (int64_t l = 0; l < count; ++l) {
     // nearly in order already: the smallest ones were found first, at the end
     for (T *x = s + l * g.n, *end = x + g.n, *y = x; y != end; ++y) {
       std::rotate(std::upper_bound(x, y, *y, std::greater<T>()), y, y + 1);
     }
-    mutable_data<int32_t>(infos)[first + l] = int32_t(info[l]);
+    found[l] = int32_t(info[l]);
   }
 }
 
@@ -85,6 +87,8 @@ void solve_interleaved(const Tensor& A, const Tensor& B, const Tensor& rcond, bo
   const int64_t m = A.size(-2), n = A.size(-1), columns = B.size(-1), batch = out.info.numel();
   const int64_t from = B.size(-2) * columns, to = out.X.size(-2) * columns;
   const int64_t flops = 8 * m * n * n + 4 * m * n * columns;
+  const T* limits = data<T>(rcond);
+  int64_t* ranks = mutable_data<int64_t>(out.rank);
   lanes::for_each_group<T>(batch, flops, [&](int64_t first, int64_t count) {
     Group<T> g(m, n, n, Sides<T>::registers(m, n, columns));
     const int64_t step = m * columns * kLanes<T>;
@@ -92,11 +96,11 @@ void solve_interleaved(const Tensor& A, const Tensor& B, const Tensor& rcond, bo
     lanes::pack(data<T>(A) + first * m * n, m * n, m * n, count, g.u.w);
     lanes::pack(data<T>(B) + first * from, from, from, count, sides.c);
     Vec<T> limit = {};
-    for (int64_t l = 0; l < count; ++l) limit[l] = data<T>(rcond)[first + l];
+    for (int64_t l = 0; l < count; ++l) limit[l] = limits[first + l];
     Mask<T> rank;
     const Mask<T> info = solve(g, sides, wide, limit, rank);
     write_values(g, info, first, count, out.S, out.info);
-    for (int64_t l = 0; l < count; ++l) mutable_data<int64_t>(out.rank)[first + l] = rank[l];
+    for (int64_t l = 0; l < count; ++l) ranks[first + l] = rank[l];
     lanes::unpack(sides.c, to, to, count, mutable_data<T>(out.X) + first * to);
   });
 }
@@ -210,11 +214,13 @@ Decomposed decompose(const Tensor& A_in, bool full, bool vectors) {
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> svd(const Tensor& A, bool full_matrices) {
+  expect_matrices("svd", A);
   Decomposed out = decompose(A, full_matrices, true);
   return {out.U, out.S, out.V, out.info};
 }
 
 std::tuple<Tensor, Tensor> svdvals(const Tensor& A) {
+  expect_matrices("svdvals", A);
   Decomposed out = decompose(A, false, false);
   return {out.S, out.info};
 }
@@ -316,11 +322,10 @@ Solved solve_batch(const Tensor& A, const Tensor& B, const Tensor& rcond) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> svd_solve(const Tensor& A_in, const Tensor& B_in,
                                                      const Tensor& rcond_in) {
-  STD_TORCH_CHECK(A_in.dim() == B_in.dim() && A_in.size(-2) == B_in.size(-2) &&
-                      rcond_in.dim() == A_in.dim() - 2 &&
-                      A_in.numel() == rcond_in.numel() * A_in.size(-2) * A_in.size(-1) &&
-                      B_in.numel() == rcond_in.numel() * B_in.size(-2) * B_in.size(-1),
-                  "svd_solve: A must be [..., M, N], B [..., M, K] and rcond [...], of one batch");
+  expect_system("svd_solve", A_in, B_in);
+  STD_TORCH_CHECK(rcond_in.dim() == A_in.dim() - 2 && same_batch(rcond_in, A_in, rcond_in.dim()) &&
+                      rcond_in.scalar_type() == A_in.scalar_type(),
+                  "svd_solve: rcond must be [...], of the dtype and batch of A");
   const ScalarType given = A_in.scalar_type(), dtype = accumulate_dtype(given);
   const Tensor A = to_dtype(A_in, dtype), B = dense(to_dtype(B_in, dtype));
   const Tensor rcond = dense(to_dtype(rcond_in, dtype));

@@ -8,6 +8,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "expect.h"
 #include "triangular.h"
 
 namespace metalcore::cpu {
@@ -119,10 +120,8 @@ Tensor solve_systems(const Tensor& A_in, const Tensor& B_in, Triangles triangles
 
 // The same for any floating dtype: half types are solved in float and rounded once.
 inline Tensor solve_systems(const char* op, const Tensor& A, const Tensor& B, Triangles triangles) {
-  STD_TORCH_CHECK(
-      A.dim() == B.dim() && A.size(-1) == B.size(-2) && A.size(-2) == B.size(-2) &&
-          A.numel() * B.size(-1) == B.numel() * A.size(-1) && A.scalar_type() == B.scalar_type(),
-      op, ": the triangle must be [..., N, N] and B [..., N, K], of one dtype and batch");
+  expect_square(op, A);
+  expect_system(op, A, B);
   const ScalarType dtype = accumulate_dtype(B.scalar_type());
   const Tensor a = to_dtype(A, dtype), b = to_dtype(B, dtype);
   const Tensor X = dtype == ScalarType::Double ? solve_systems<double>(a, b, triangles)

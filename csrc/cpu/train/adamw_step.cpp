@@ -215,7 +215,7 @@ void expect_moment(const Tensor& p, const Tensor& m) {
     return;
   }
   STD_TORCH_CHECK(
-      m.scalar_type() == accumulate_dtype(p.scalar_type()) && m.sizes().vec() == p.sizes().vec(),
+      m.scalar_type() == accumulate_dtype(p.scalar_type()) && same_sizes(m, p),
       "adamw_step: moments must have the shape of params and be float32, or float64 for float64");
 }
 
@@ -228,9 +228,11 @@ void expect_lists(const Tensors& params, const Tensors& grads, const Tensors& m,
                       steps.size() == size && (most.empty() || most.size() == size),
                   "adamw_step: the lists must be of one length");
   for (size_t i = 0; i < size; ++i) {
+    expect_float("adamw_step", params[i]);
     expect_like("adamw_step", "a gradient", grads[i], params[i]);
     expect_moment(params[i], m[i]);
-    STD_TORCH_CHECK(m[i].scalar_type() == v[i].scalar_type(),
+    STD_TORCH_CHECK(m[i].scalar_type() == v[i].scalar_type() &&
+                        (most.empty() || most[i].scalar_type() == m[i].scalar_type()),
                     "adamw_step: the moments of a parameter must have one dtype");
     expect_moment(params[i], v[i]);
     if (!most.empty()) expect_moment(params[i], most[i]);

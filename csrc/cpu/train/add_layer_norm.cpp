@@ -13,6 +13,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x_in,
                                                           std::optional<Tensor> weight,
                                                           std::optional<Tensor> bias, double eps) {
   const char* op = "add_layer_norm";
+  expect_rows(op, x_in);
   const Tensor x = dense(x_in), residual = dense(residual_in);
   expect_like(op, "residual", residual, x);
   Tensor y = cpu::empty_like(x), sum = cpu::empty_like(x);

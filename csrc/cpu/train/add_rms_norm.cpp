@@ -50,6 +50,7 @@ void run(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& w
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x_in, const Tensor& residual_in,
                                                 std::optional<Tensor> weight, double eps,
                                                 double weight_offset) {
+  expect_rows("add_rms_norm", x_in);
   const Tensor x = dense(x_in), residual = dense(residual_in);
   Tensor y = cpu::empty_like(x), sum = cpu::empty_like(x), rstd = empty_per_row(x);
   run(x, residual, weight, eps, weight_offset, y, sum, rstd);
@@ -59,6 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x_in, const Tensor
 std::tuple<Tensor, Tensor> add_rms_norm_in_place(const Tensor& x_in, Tensor residual,
                                                  std::optional<Tensor> weight, double eps,
                                                  double weight_offset) {
+  expect_rows("add_rms_norm", x_in);
   const Tensor x = dense(x_in);
   Tensor y = cpu::empty_like(x), sum = dense(residual), rstd = empty_per_row(x);
   run(x, sum, weight, eps, weight_offset, y, sum, rstd);

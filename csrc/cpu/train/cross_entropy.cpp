@@ -186,7 +186,6 @@ A divisor(Reduction reduction, const std::optional<Tensor>& given, const int64_t
           const A* weight_of_row, int64_t rows, int64_t ignore) {
   if (reduction != kMean) return 1;
   if (given) {
-    STD_TORCH_CHECK(given->numel() == 1, "cross_entropy: denominator must be one number");
     return dispatch_float(given->scalar_type(), "cross_entropy", [&](auto type) {
       return static_cast<A>(data<decltype(type)>(*given)[0]);
     });
@@ -289,13 +288,18 @@ void compute(const Tensor& logits, const Tensor& target, const std::optional<Ten
 }
 
 Options checked(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
-                Options options) {
+                const std::optional<Tensor>& denominator, Options options) {
+  expect_float("cross_entropy", logits);
   STD_TORCH_CHECK(logits.dim() == 2, "cross_entropy: logits must be [rows, classes]");
+  expect_choice("cross_entropy", "reduction", options.reduction, 3);
   STD_TORCH_CHECK(target.dim() == 1 && target.size(0) == logits.size(0) &&
                       target.scalar_type() == ScalarType::Long,
                   "cross_entropy: target must be int64, one per row");
-  STD_TORCH_CHECK(!weight || weight->numel() == logits.size(1),
+  STD_TORCH_CHECK(!weight || (weight->dim() == 1 && weight->numel() == logits.size(1)),
                   "cross_entropy: weight must have a value per class");
+  STD_TORCH_CHECK(
+      !denominator || (denominator->numel() == 1 && is_float(denominator->scalar_type())),
+      "cross_entropy: denominator must be one number");
   return options;
 }
 
@@ -310,7 +314,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_in, const Tensor& 
                                          double label_smoothing, double z_loss, double softcap,
                                          int64_t reduction, bool need_dlogits) {
   const Options options =
-      checked(logits_in, target_in, weight,
+      checked(logits_in, target_in, weight, denominator,
               {ignore_index, label_smoothing, z_loss, softcap, static_cast<Reduction>(reduction)});
   const Tensor logits = dense(logits_in), target = dense(target_in);
   constexpr int64_t kNothing = 0;
@@ -331,7 +335,7 @@ std::tuple<Tensor, Tensor> cross_entropy_in_place(Tensor logits, const Tensor& t
                                                   double z_loss, double softcap,
                                                   int64_t reduction) {
   const Options options =
-      checked(logits, target_in, weight,
+      checked(logits, target_in, weight, denominator,
               {ignore_index, label_smoothing, z_loss, softcap, static_cast<Reduction>(reduction)});
   const Tensor target = dense(target_in);
   Tensor x = dense(logits), loss = empty_loss(logits, options.reduction), lse = empty_per_row(x);

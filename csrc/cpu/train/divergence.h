@@ -71,8 +71,14 @@ std::tuple<Tensor, Tensor> divergence_backward(const char* op, const Tensor& dlo
                                                const Make& make) {
   expect_like(op, "target", target_in, input_in);
   const Tensor input = dense(input_in), target = dense(target_in), dloss = dense(dloss_in);
-  STD_TORCH_CHECK(reduce ? dloss.numel() == 1 : dloss.numel() == input.numel(), op,
-                  ": dloss must have the shape of the loss");
+  expect_float(op, input);
+  if (reduce) {
+    STD_TORCH_CHECK(
+        dloss.numel() == 1 && dloss.scalar_type() == accumulate_dtype(input.scalar_type()), op,
+        ": dloss must be one number, of the dtype of the loss");
+  } else {
+    expect_like(op, "dloss", dloss, input);
+  }
   constexpr int64_t kNothing = 0;
   Tensor dinput = cpu::empty_like(input);
   Tensor dtarget = need_dtarget ? cpu::empty_like(input) : empty(&kNothing, 1, input.scalar_type());
@@ -92,7 +98,6 @@ std::tuple<Tensor, Tensor> divergence_backward(const char* op, const Tensor& dlo
       return std::array<decltype(a), 1>{f.slopes(a, b)[0] * (d * A(scale))};
     };
     if (!reduce) {
-      STD_TORCH_CHECK(dloss.scalar_type() == input.scalar_type(), op, ": dloss of another dtype");
       const Input<T> d = whole<T>(dloss);
       if (need_dtarget) return map_elements<T>({d, x, t}, {dx, dt}, n, kRun, both);
       return map_elements<T>({d, x, t}, {dx}, n, kRun, first);

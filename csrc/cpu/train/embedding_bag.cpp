@@ -19,6 +19,13 @@ using simd::Acc;
 
 enum Mode : int64_t { kSum, kMean, kMax };
 
+void expect_table(const char* op, const Tensor& weight, int64_t mode, bool weighted) {
+  expect_float(op, weight);
+  STD_TORCH_CHECK(weight.dim() == 2, op, ": weight must be [rows, n]");
+  expect_choice(op, "mode", mode, 3);
+  STD_TORCH_CHECK(mode == kSum || !weighted, op, ": only sums take per_sample_weights");
+}
+
 // Rows that are fetched ahead of use.
 constexpr int64_t kRowsAhead = 16;
 
@@ -33,19 +40,20 @@ class Bags {
   Bags(const Tensor& indices, const std::optional<Tensor>& offsets, int64_t bag_size, bool last,
        int64_t rows, int64_t padding)
       : indices_(dense(indices)), rows_(rows), padding_(padding) {
-    STD_TORCH_CHECK(indices_.scalar_type() == ScalarType::Long,
-                    "embedding_bag: input must be int64");
+    STD_TORCH_CHECK(indices_.scalar_type() == ScalarType::Long && indices_.dim() == 1,
+                    "embedding_bag: input must be int64 [places]");
     index = data<int64_t>(indices_);
     places = indices_.numel();
     if (!offsets) {
-      STD_TORCH_CHECK(bag_size > 0, "embedding_bag: bag_size must be positive without offsets");
+      STD_TORCH_CHECK(bag_size > 0 && places % bag_size == 0,
+                      "embedding_bag: without offsets bag_size must divide the indices");
       size_ = bag_size;
       count = places / bag_size;
       return;
     }
     offsets_ = dense(*offsets);
-    STD_TORCH_CHECK(offsets_->scalar_type() == ScalarType::Long,
-                    "embedding_bag: offsets must be int64");
+    STD_TORCH_CHECK(offsets_->scalar_type() == ScalarType::Long && offsets_->dim() == 1,
+                    "embedding_bag: offsets must be int64 [bags]");
     begin_ = data<int64_t>(*offsets_);
     given_ = offsets_->numel();
     count = std::max<int64_t>(0, given_ - (last ? 1 : 0));
@@ -106,9 +114,10 @@ struct Factors {
   Factors(const std::optional<Tensor>& weights, const Bags& bags) {
     if (!weights) return;
     keep = dense(*weights);
-    STD_TORCH_CHECK(keep->scalar_type() == dtype_of<T>() && keep->numel() == bags.places,
-                    "embedding_bag: per_sample_weights must have the dtype of weight and the shape "
-                    "of input");
+    STD_TORCH_CHECK(
+        keep->scalar_type() == dtype_of<T>() && keep->dim() == 1 && keep->numel() == bags.places,
+        "embedding_bag: per_sample_weights must have the dtype of weight and the shape "
+        "of input");
     values = data<T>(*keep);
   }
   Acc<T> operator[](int64_t place) const { return values ? Acc<T>(values[place]) : Acc<T>(1); }
@@ -199,9 +208,11 @@ std::tuple<Tensor, Tensor> embedding_bag(const Tensor& weight_in, const Tensor& 
                                          std::optional<Tensor> offsets,
                                          std::optional<Tensor> per_sample_weights, int64_t bag_size,
                                          int64_t mode, int64_t padding, bool last, bool, bool) {
+  expect_table("embedding_bag", weight_in, mode, per_sample_weights.has_value());
   const Tensor weight = dense(weight_in);
   const int64_t n = weight.size(1);
   const Bags bags(indices, offsets, bag_size, last, weight.size(0), padding);
+  STD_TORCH_CHECK(mode != kMax || bags.places < INT32_MAX, "embedding_bag: too many indices");
   const int64_t sizes[] = {bags.count, n}, none = 0;
   Tensor y = empty(sizes, 2, weight.scalar_type());
   Tensor places =
@@ -318,13 +329,17 @@ std::tuple<Tensor, Tensor> embedding_bag_backward(const Tensor& dy_in, const Ten
                                                   const Tensor& places_in, int64_t bag_size,
                                                   int64_t mode, int64_t padding, bool last,
                                                   bool by_freq, bool need_per_sample) {
+  expect_table("embedding_bag_backward", weight_in, mode, per_sample_weights.has_value());
   const Tensor dy = dense(dy_in), weight = dense(weight_in), places = dense(places_in);
   const int64_t n = weight.size(1);
   const Bags bags(indices, offsets, bag_size, last, weight.size(0), padding);
-  STD_TORCH_CHECK(dy.scalar_type() == weight.scalar_type() && dy.numel() == bags.count * n &&
-                      (mode != kMax ||
-                       (places.scalar_type() == ScalarType::Long && places.numel() == dy.numel())),
+  STD_TORCH_CHECK(dy.scalar_type() == weight.scalar_type() && dy.dim() == 2 &&
+                      dy.size(0) == bags.count && dy.size(1) == n &&
+                      places.scalar_type() == ScalarType::Long &&
+                      (mode != kMax || same_sizes(places, dy)),
                   "embedding_bag_backward: dy and places must be [bags, n]");
+  STD_TORCH_CHECK(per_sample_weights || !need_per_sample,
+                  "embedding_bag_backward: there are no per_sample_weights");
   STD_TORCH_CHECK(bags.places < INT32_MAX, "embedding_bag_backward: too many indices");
   bags.expect_rows();
   const int64_t none = 0;

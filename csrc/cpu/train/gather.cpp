@@ -15,6 +15,11 @@ namespace {
 
 using simd::Acc;
 
+void expect_values(const char* op, const Tensor& x) {
+  expect_float(op, x);
+  STD_TORCH_CHECK(x.dim() == 3, op, ": x must be [outer, size, inner]");
+}
+
 void expect_index(const char* op, const Tensor& index, int64_t size) {
   STD_TORCH_CHECK(index.scalar_type() == ScalarType::Long, op, ": index must be int64");
   const int64_t* p = data<int64_t>(index);
@@ -30,16 +35,19 @@ void expect_index(const char* op, const Tensor& index, int64_t size) {
 // Calls body with an unsigned integer of an element's size: values are only moved.
 template <typename Body>
 void dispatch_size(const Tensor& x, Body body) {
-  if (x.element_size() == 2) return body(uint16_t());
-  if (x.element_size() == 4) return body(uint32_t());
+  const int64_t bytes = x.element_size();
+  STD_TORCH_CHECK(bytes == 2 || bytes == 4 || bytes == 8, "gather: no elements of ", bytes,
+                  " bytes");
+  if (bytes == 2) return body(uint16_t());
+  if (bytes == 4) return body(uint32_t());
   body(uint64_t());
 }
 
 Tensor gather(const Tensor& x_in, const Tensor& index_in) {
   const Tensor x = dense(x_in), index = dense(index_in);
-  STD_TORCH_CHECK(
-      x.dim() == 3 && index.dim() == 3 && x.size(0) == index.size(0) && x.size(2) == index.size(2),
-      "gather: index must have the outer and inner sizes of x");
+  expect_values("gather", x);
+  STD_TORCH_CHECK(index.dim() == 3 && x.size(0) == index.size(0) && x.size(2) == index.size(2),
+                  "gather: index must have the outer and inner sizes of x");
   const int64_t size = x.size(1), count = index.size(1), inner = x.size(2);
   expect_index("gather", index, size);
   Tensor y = empty(index.sizes().data(), 3, x.scalar_type());
@@ -63,7 +71,8 @@ Tensor gather(const Tensor& x_in, const Tensor& index_in) {
 
 Tensor index_select(const Tensor& x_in, const Tensor& index_in) {
   const Tensor x = dense(x_in), index = dense(index_in);
-  STD_TORCH_CHECK(x.dim() == 3 && index.dim() == 1, "index_select: x must be [outer, size, inner]");
+  expect_values("index_select", x);
+  STD_TORCH_CHECK(index.dim() == 1, "index_select: index must be [count]");
   const int64_t size = x.size(1), count = index.numel();
   const int64_t bytes = x.size(2) * x.element_size();
   expect_index("index_select", index, size);
@@ -88,10 +97,10 @@ constexpr int64_t kColumns = 64;
 
 Tensor scatter_add(const Tensor& x_in, const Tensor& index_in, const Tensor& src_in) {
   const Tensor x = dense(x_in), index = dense(index_in), src = dense(src_in);
+  expect_values("scatter_add", x);
   STD_TORCH_CHECK(
-      x.dim() == 3 && index.sizes().vec() == src.sizes().vec() &&
-          x.scalar_type() == src.scalar_type() && x.size(0) == index.size(0) &&
-          x.size(2) == index.size(2),
+      index.dim() == 3 && same_sizes(index, src) && x.scalar_type() == src.scalar_type() &&
+          x.size(0) == index.size(0) && x.size(2) == index.size(2),
       "scatter_add: index and src must have one shape, with the outer and inner sizes of x");
   const int64_t size = x.size(1), count = index.size(1), inner = x.size(2);
   expect_index("scatter_add", index, size);

@@ -13,6 +13,7 @@ namespace {
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x_in, std::optional<Tensor> weight,
                                               std::optional<Tensor> bias, double eps) {
+  expect_rows("layer_norm", x_in);
   const Tensor x = dense(x_in);
   Tensor y = cpu::empty_like(x), mean = empty_per_row(x), rstd = empty_per_row(x);
   dispatch_float(x.scalar_type(), "layer_norm", [&](auto type) {
@@ -69,6 +70,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy_in, cons
                                                        std::optional<Tensor> dsum_in,
                                                        bool need_dweight, bool need_dbias) {
   const char* op = "layer_norm_backward";
+  expect_rows(op, x_in);
   const Tensor dy = dense(dy_in), x = dense(x_in), mean = dense(mean_in), rstd = dense(rstd_in);
   expect_like(op, "dy", dy, x);
   expect_like(op, "mean", mean, empty_per_row(x));
@@ -79,6 +81,9 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy_in, cons
     expect_like(op, "dsum", *dsum, x);
   }
   const int64_t n = x.size(-1);
+  STD_TORCH_CHECK(
+      !bias || (bias->dim() == 1 && bias->numel() == n && is_float(bias->scalar_type())), op,
+      ": bias must have as many values as a row of x");
   const RowBlocks blocks(rstd.numel());
   const bool sums_weight = weight && need_dweight, sums_bias = bias && need_dbias;
 

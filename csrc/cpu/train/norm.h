@@ -22,7 +22,8 @@ class Scale {
       return;
     }
     const Tensor w = dense(*weight);
-    STD_TORCH_CHECK(w.numel() == n, op, ": weights must have as many values as a row of x");
+    STD_TORCH_CHECK(w.dim() == 1 && w.numel() == n, op,
+                    ": weights must have as many values as a row of x");
     if (std::is_same_v<T, Acc<T>> && w.scalar_type() == dtype_of<T>() && offset == 0) {
       keep_ = w;
       values_ = data<Acc<T>>(w);

@@ -14,6 +14,7 @@ namespace {
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x_in, std::optional<Tensor> weight, double eps,
                                     double weight_offset) {
+  expect_rows("rms_norm", x_in);
   const Tensor x = dense(x_in);
   const int64_t n = x.size(-1);
   Tensor y = cpu::empty_like(x), rstd = empty_per_row(x);
@@ -81,6 +82,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_in, const Tensor& 
                                              std::optional<Tensor> weight, const Tensor& rstd_in,
                                              double weight_offset, std::optional<Tensor> dsum_in,
                                              bool need_dweight) {
+  expect_rows("rms_norm_backward", x_in);
   const Tensor dy = dense(dy_in), x = dense(x_in), rstd = dense(rstd_in);
   expect_like("rms_norm_backward", "dy", dy, x);
   expect_like("rms_norm_backward", "rstd", rstd, empty_per_row(x));

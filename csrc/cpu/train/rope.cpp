@@ -228,7 +228,7 @@ void expect_shapes(const Tensor& q, const std::optional<Tensor>& k, const Tensor
       "rope: k must have the shape and dtype of q, but for the heads");
   STD_TORCH_CHECK(rotary > 0 && rotary % 2 == 0 && rotary <= q.size(3),
                   "rope: rotary_dim must be even and at most the head size");
-  STD_TORCH_CHECK(cos.scalar_type() == sin.scalar_type() && cos.sizes().vec() == sin.sizes().vec(),
+  STD_TORCH_CHECK(cos.scalar_type() == sin.scalar_type() && same_sizes(cos, sin),
                   "rope: cos and sin must be alike");
   const int64_t rank = cos.dim();
   STD_TORCH_CHECK(

@@ -85,7 +85,8 @@ class MaskRows {
 
 Tensor softmax(const Tensor& x_in, std::optional<Tensor> mask_in, double scale, bool causal) {
   const Tensor x = dense(x_in);
-  STD_TORCH_CHECK(x.dim() > int64_t(causal), "softmax: x must have rows");
+  expect_rows("softmax", x);
+  STD_TORCH_CHECK(x.dim() > int64_t(causal), "softmax: causal x must be [..., rows, columns]");
   const int64_t n = x.size(-1), rows = n == 0 ? 0 : x.numel() / n;
   const int64_t block = causal ? x.size(-2) : 1;
   std::optional<Tensor> mask;
@@ -99,12 +100,13 @@ Tensor softmax(const Tensor& x_in, std::optional<Tensor> mask_in, double scale, 
     using T = decltype(type);
     const T* xp = data<T>(x);
     T* yp = mutable_data<T>(y);
+    const T* mp = mask ? data<T>(*mask) : nullptr;
     const bool streams = !causal && streams_past_cache<T>(y, n);
     metalcore_variant = streams ? "rows_streamed" : "rows";
     parallel_for(0, rows, grain_rows(n), [&](int64_t begin, int64_t end) {
       std::vector<Acc<T>> kept((n + simd::kStep<T> - 1) / simd::kStep<T> * simd::kStep<T>);
       for (int64_t r = begin; r < end; ++r) {
-        const T* m = mask ? data<T>(*mask) + mask_rows->start(r) : nullptr;
+        const T* m = mp ? mp + mask_rows->start(r) : nullptr;
         const int64_t count = causal ? std::min(n, r % block + 1) : n;
         softmax_row<T>(xp + r * n, m, Acc<T>(scale), count, kept.data(), yp + r * n, streams);
         std::fill(yp + r * n + count, yp + r * n + n, T(0.0f));
@@ -117,6 +119,7 @@ Tensor softmax(const Tensor& x_in, std::optional<Tensor> mask_in, double scale, 
 
 Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
   const Tensor dy = dense(dy_in), y = dense(y_in);
+  expect_rows("softmax_backward", y);
   expect_like("softmax_backward", "dy", dy, y);
   const int64_t n = y.size(-1), rows = n == 0 ? 0 : y.numel() / n;
   Tensor dx = cpu::empty_like(y);
@@ -124,10 +127,12 @@ Tensor softmax_backward(const Tensor& dy_in, const Tensor& y_in, double scale) {
     using T = decltype(type);
     const bool streams = streams_past_cache<T>(dx, n);
     metalcore_variant = streams ? "rows_streamed" : "rows";
+    const T *dyp = data<T>(dy), *yp = data<T>(y);
+    T* dxp = mutable_data<T>(dx);
     parallel_for(0, rows, grain_rows(n), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const T *d = data<T>(dy) + r * n, *p = data<T>(y) + r * n;
-        T* out = mutable_data<T>(dx) + r * n;
+        const T *d = dyp + r * n, *p = yp + r * n;
+        T* out = dxp + r * n;
         const Acc<T> dot = simd::sum_over<T>(n, [&](int64_t i, auto elements) {
           return simd::load(d + i, elements) * simd::load(p + i, elements);
         });

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Calls of kernels past the public functions, with one argument broken each time.
+
+    python -m tests.raw_calls rms_norm softmax
+
+A kernel may refuse a call, and then leaves its arguments as they were; or it answers what the
+meaning of the op answers. Each call is announced before it is made, so that whoever started this
+program knows which one ended it. Prints a line for each answer that is neither.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import metalcore
+from metalcore._accuracy import error, tolerance
+from metalcore._op import Example, Op
+from metalcore._where import map_tensors
+
+REFUSALS = (RuntimeError, ValueError, IndexError, NotImplementedError)
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    for name in names:
+        for sample in Op.all[name].samples:
+            torch.manual_seed(0)
+            for what, args in broken(sample(torch.float32).args):
+                print(f"call {name} {what}", flush=True)
+                flaw = _flaw(Op.all[name], what, args, sample(torch.float32))
+                if flaw:
+                    print(f"wrong {name} {what}: {flaw}", flush=True)
+    print("end", flush=True)
+
+
+def broken(args: tuple[Any, ...]) -> Iterator[tuple[str, list[Any]]]:
+    """Each way to break one argument: its name, and all arguments with it."""
+    for i, a in enumerate(args):
+        for what, b in _values(a):
+            yield f"argument {i} {what}", [*args[:i], b, *args[i + 1 :]]
+
+
+def _values(a: Any) -> Iterator[tuple[str, Any]]:
+    match a:
+        case Tensor():
+            yield from _tensors(a)
+        case list() | tuple():
+            yield "without its last", a[:-1]
+            yield "with its last twice", [*a, *a[-1:]]
+            for what, b in _tensors(a[0]) if a else ():
+                yield f"first {what}", [b, *a[1:]]
+        case bool():
+            yield "turned", not a
+        case int():
+            yield from ((f"= {value}", value) for value in (a + 97, -1, 0, 1, 2**40))
+        case str():
+            yield "= junk", "junk"
+        case None:
+            yield "= 3 values", torch.ones(3)
+
+
+def _tensors(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "of one rank more", x[None].clone()
+    if x.dim():
+        yield "of one rank more behind", x[..., None].clone()
+        yield "of one rank less", x.flatten(0, 1).clone() if x.dim() > 1 else x[:1].sum()
+    for d in range(x.dim()):
+        # other values: columns that are the same leave factors undetermined
+        more = torch.rand_like(x) if d >= x.dim() - 2 and x.is_floating_point() else x
+        yield f"twice as long in {d}", torch.cat([x, more], d)
+        yield f"shorter in {d}", x.narrow(d, 0, max(0, x.shape[d] - 1)).clone()
+        yield f"empty in {d}", x.narrow(d, 0, 0).clone()
+    for dtype in (torch.float64, torch.float16, torch.int64, torch.int8, torch.bool):
+        if dtype != x.dtype:
+            yield f"of {dtype}", x.to(dtype)
+    for dtype in (torch.complex64, torch.complex128):
+        yield f"of {dtype}", x.to(dtype) * (1 + 1j)
+
+
+def _copy(args: list[Any]) -> list[Any]:
+    return [map_tensors(Tensor.clone, a) for a in args]
+
+
+def _flaw(op: Op, what: str, args: list[Any], example: Example) -> str:
+    given = _copy(args)
+    try:
+        outputs = getattr(torch.ops.metalcore_kernels, op.name)(*given)
+    except REFUSALS:
+        before, after = (list(metalcore._trace.tensors(a)) for a in (args, given))
+        same = all(
+            torch.equal(a, b) for a, b in zip(before, after, strict=True) if not a.isnan().any()
+        )
+        return "" if same else "refused, with arguments changed"
+    found = op.results(outputs, given)
+    if "complex" in what:
+        return "complex values are taken"
+    try:
+        own = _copy(args)
+        expected = op.results(op.meaning(*own), own)
+        wide = [map_tensors(lambda x: x.double() if x.is_floating_point() else x, a) for a in args]
+        truth = op.results(op.meaning(*wide), wide)
+    except REFUSALS as refusal:
+        return f"taken, though its meaning says: {str(refusal).splitlines()[0]}"
+    allowed = tolerance(op.name, lowest(args), 8 * example.reduces_over)
+    for a, b, c in zip(found, expected, truth, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{a.dtype} {list(a.shape)} in place of {b.dtype} {list(b.shape)}"
+        if not error(a, c) <= allowed:
+            return f"values that are {error(a, c):.1e} off"
+    return ""
+
+
+def lowest(args: list[Any]) -> torch.dtype:
+    """The dtype of least precision among the arguments."""
+    dtypes = {x.dtype for x in metalcore._trace.tensors(args) if x.is_floating_point()}
+    return max(dtypes or {torch.float32}, key=lambda d: torch.finfo(d).eps)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
