@@ -33,6 +33,7 @@ from tests.backends import BACKENDS, DEVICES, Backend, shipped_kernels, simulate
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=40, print_blob=True
 )
+hypothesis.settings.register_profile("long", deadline=None, max_examples=50_000, print_blob=True)
 hypothesis.settings.load_profile("default")
 
 
