@@ -324,12 +324,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   expect_rows(op, "out", out, s, q.scalar_type());
   expect_rows(op, "dout", dout, s, q.scalar_type());
   const ScalarType sums = accumulate_dtype(q.scalar_type());
-  const Tensor lse = dense(to_dtype(lse_in, sums));
-  expect_per_row(op, "lse", lse, s);
+  const Tensor lse = dense(lse_in);
+  expect_per_row(op, "lse", lse, s, sums);
   std::optional<Tensor> dlse;
   if (dlse_in) {
-    dlse = dense(to_dtype(*dlse_in, sums));
-    expect_per_row(op, "dlse", *dlse, s);
+    dlse = dense(*dlse_in);
+    expect_per_row(op, "dlse", *dlse, s, sums);
   }
   Tensor dq = empty_heads(s.batch, s.heads, s.queries, s.size, q.scalar_type());
   Tensor dk = empty_heads(s.batch, s.key_heads, s.keys, s.size, q.scalar_type());

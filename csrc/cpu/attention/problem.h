@@ -140,6 +140,7 @@ inline std::vector<Sequence> sequences_of(const char* op, const std::optional<Te
                                           const std::optional<Tensor>& starts_k, const Sizes& s) {
   std::vector<Sequence> found;
   if (!starts_q) {
+    STD_TORCH_CHECK(!starts_k, op, ": packed sequences have both cu_seqlens");
     for (int64_t b = 0; b < s.batch; ++b) found.push_back({b, 0, s.queries, 0, s.keys});
     return found;
   }
@@ -165,8 +166,10 @@ template <typename A>
 const A* per_head(const char* op, const char* name, const std::optional<Tensor>& x, int64_t heads,
                   std::optional<Tensor>& kept) {
   if (!x) return nullptr;
-  STD_TORCH_CHECK(x->dim() >= 1 && x->size(-1) == heads, op, ": ", name,
-                  " must have a number for each head");
+  const ScalarType dtype = x->scalar_type();
+  STD_TORCH_CHECK(x->dim() >= 1 && x->size(-1) == heads && is_float(dtype) &&
+                      (dtype != ScalarType::Double || std::is_same_v<A, double>),
+                  op, ": ", name, " must have a number for each head, no wider than q's");
   kept = dense(to_dtype(*x, std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float));
   return data<A>(*kept);
 }
@@ -194,6 +197,7 @@ Problem<A> problem_of(const char* op, const Sizes& s, const std::optional<Tensor
     STD_TORCH_CHECK(slopes->numel() == s.batch * s.heads, op, ": alibi_slopes must be [B, H]");
     p.slopes_batch = s.heads;
   }
+  STD_TORCH_CHECK(!sinks || sinks->dim() == 1, op, ": sinks must be [H]");
   p.sinks = per_head<A>(op, "sinks", sinks, s.heads, held.sinks);
   p.sequences = sequences_of(op, starts_q, starts_k, s);
   return p;
@@ -215,10 +219,11 @@ inline void expect_rows(const char* op, const char* name, const Tensor& x, const
                   op, ": ", name, " must be [B, H, Tq, Dv], with the dtype of q");
 }
 
-inline void expect_per_row(const char* op, const char* name, const Tensor& x, const Sizes& s) {
-  STD_TORCH_CHECK(
-      x.dim() == 3 && x.size(0) == s.batch && x.size(1) == s.heads && x.size(2) == s.queries, op,
-      ": ", name, " must be [B, H, Tq]");
+inline void expect_per_row(const char* op, const char* name, const Tensor& x, const Sizes& s,
+                           ScalarType dtype) {
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == s.batch && x.size(1) == s.heads &&
+                      x.size(2) == s.queries && x.scalar_type() == dtype,
+                  op, ": ", name, " must be [B, H, Tq], in the type of sums");
 }
 
 // A tile of keys or values in the type of sums; where it has that already, it stays where it is.
