@@ -132,6 +132,79 @@ def test_look_alikes_of_gated_layers(formula: Any) -> None:
     assert isinstance(mlp.recognise(MLP(formula)), str)
 
 
+class Function(nn.Module):
+    def __init__(self, formula: Callable[["Function", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self, x)
+
+
+ALONE = [
+    (nn.SiLU(), "silu"),
+    (nn.GELU(), "gelu"),
+    (nn.GELU(approximate="tanh"), "gelu"),
+    (Function(lambda m, x: x * torch.sigmoid(1.702 * x)), "silu"),
+    (Function(lambda m, x: 0.5 * x * (1 + torch.erf(x / 2**0.5))), "gelu"),
+]
+NOT_ALONE = [
+    nn.ReLU(),
+    nn.Tanh(),
+    nn.Identity(),
+    nn.Dropout(0.1),
+    nn.Softmax(-1),
+    Function(lambda m, x: 1.01 * F.gelu(x)),
+    Function(lambda m, x: F.gelu(x).clamp(max=10)),
+    Function(lambda m, x: F.dropout(F.gelu(x), 0.1, m.training)),
+    Function(lambda m, x: F.gelu(x).float()),
+    Function(lambda m, x: F.gelu(x)[:-1]),
+]
+
+
+@pytest.mark.parametrize(("module", "op"), ALONE)
+def test_activations(module: nn.Module, op: str) -> None:
+    x = torch.randn(300, 500)
+    plain = module(x)
+    with metalcore.accelerate(module) as summary, metalcore.trace() as t:
+        found = module(x)
+    assert summary.count("mlp") == 1
+    assert [r.op for r in t.records] == [op]
+    assert error(found, plain) <= tolerance("gelu", torch.float32, 1)
+
+
+@pytest.mark.parametrize("module", NOT_ALONE)
+def test_look_alikes_of_activations(module: nn.Module) -> None:
+    summary = metalcore.accelerate(module)
+    assert not summary.rows
+    assert summary.not_examined == {type(module).__name__: 1}
+
+
+class Dropping(MLP):
+    def __init__(self, formula: Callable[["MLP", Tensor], Tensor]) -> None:
+        super().__init__(formula)
+        self.drop = nn.Dropout(0.5)
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_ours"),
+    [
+        (lambda m, x: m.c(m.drop(F.silu(m.b(x)) * m.a(x))), True),
+        (lambda m, x: m.drop(m.c(F.silu(m.b(x)) * m.a(x))), False),
+        (lambda m, x: m.c(F.silu(m.b(m.drop(x))) * m.a(x)), False),
+        (lambda m, x: m.c(F.silu(m.b(x)) * m.a(x)), False),
+    ],
+)
+def test_where_a_dropout_stands_is_found_out(formula: Any, is_ours: bool) -> None:
+    module, x = Dropping(formula), torch.randn(3, 8)
+    torch.manual_seed(0)
+    plain = module(x)
+    with metalcore.accelerate(module) as summary:
+        assert summary.count("mlp") == is_ours
+        torch.manual_seed(0)
+        assert error(module(x), plain) <= tolerance("swiglu", torch.float32, 16)
+
+
 def test_layers_of_one_class_may_differ_in_their_parts() -> None:
     class Activated(MLP):
         def __init__(self, act: nn.Module, within: int = 16) -> None:

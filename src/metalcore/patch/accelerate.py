@@ -2,7 +2,7 @@
 """accelerate(model): one call that lets a transformers model compute with metalcore."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from metalcore.patch import activations, norms, rotary
 from metalcore.patch import loss as losses
 from metalcore.patch import mlp as mlps
-from metalcore.patch import norms, rotary
 from metalcore.patch.swap import Swapped, restore, swap, swapped_by
 
 
@@ -133,7 +133,13 @@ def accelerate(
     """
     summary = Summary(_model=model)
     kinds = [
-        k for k, wanted in ((norms.RMSNorm, rms_norm), (norms.LayerNorm, layer_norm)) if wanted
+        kind
+        for kind, wanted in (
+            (norms.RMSNorm, rms_norm),
+            (norms.GatedRMSNorm, rms_norm),
+            (norms.LayerNorm, layer_norm),
+        )
+        if wanted
     ]
     examined: set[nn.Module] = set()
     if kinds:
@@ -141,7 +147,12 @@ def accelerate(
     if rope:
         examined |= _each(summary, model, "rope", rotary, [rotary.Attention])
     if mlp:
-        examined |= _each(summary, model, "mlp", mlps, mlps.KINDS)
+        layers = _each(summary, model, "mlp", mlps, mlps.KINDS)
+        within = {
+            part for layer in layers if isinstance(layer, Swapped) for part in layer.modules()
+        }
+        examined |= layers
+        examined |= _each(summary, model, "mlp", activations, [activations.Activation], within)
     if loss:
         examined |= _loss(summary, model)
     summary.not_examined = dict(Counter(type(m).__name__ for m in _others(model, examined)))
@@ -160,9 +171,15 @@ def _others(model: nn.Module, examined: set[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _each(
-    summary: Summary, model: nn.Module, layer: str, where: Any, kinds: Sequence[type[Swapped]]
+    summary: Summary,
+    model: nn.Module,
+    layer: str,
+    where: Any,
+    kinds: Sequence[type[Swapped]],
+    but: Set[nn.Module] = frozenset(),
 ) -> set[nn.Module]:
-    """Exchange the layers that the module `where` recognises; those alike are asked once.
+    """Exchange the layers that the module `where` recognises, `but` some; those alike are asked
+    once.
 
     Returns all that were asked.
     """
@@ -170,7 +187,7 @@ def _each(
     asked: set[nn.Module] = set()
     found: dict[tuple[str, str, str], int] = {}
     for module in model.modules():
-        if not where.is_candidate(module):
+        if module in but or not where.is_candidate(module):
             continue
         key = _likeness(module)
         if key not in answers:
@@ -197,7 +214,9 @@ def _one_of(
     if isinstance(module, Swapped):
         return _ALREADY if module.origin.kind in kinds else None
     found = recognise(module)
-    return found if isinstance(found, str) or found[0] in kinds else None
+    if found is None or isinstance(found, str):
+        return found
+    return found if found[0] in kinds else None
 
 
 _ALREADY = "it is accelerated already"
@@ -225,11 +244,16 @@ def _describe(kind: type[Swapped], how: Any) -> str:
         return "rms_norm" + (", weight + 1" if how.weight_offset else "")
     if kind is norms.LayerNorm:
         return "layer_norm"
+    if kind is norms.GatedRMSNorm:
+        return "rms_norm, swiglu"
+    if kind is activations.Activation:
+        return mlps.ALONE[how]
     if kind is rotary.Attention:
-        return "apply_rotary_pos_emb" + (", interleaved" if how.interleaved else "")
+        layout = ", interleaved" if how.interleaved else ""
+        return "apply_rotary_pos_emb" + layout + (", then in halves" if how.to_halves else "")
     act: str = how if kind is mlps.Experts else how.act
     if kind is mlps.PlainMLP:
-        return act.replace("_", ", ")
+        return mlps.ALONE[act]
     halves = ", one layer for gate and up" if kind is mlps.FusedGatedMLP else ""
     return mlps.OP[act] + (", tanh" if act == "gelu_tanh" else "") + halves
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metalcore._autocast import is_autocast
 from metalcore.ops.train.geglu import geglu
 from metalcore.ops.train.gelu import gelu
 from metalcore.ops.train.silu import silu
@@ -34,56 +35,73 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": lambda x: gelu(x, "tanh"),
+    # x * sigmoid(1.702 x)
+    "quick_gelu": lambda x: silu(x * 1.702) * (1 / 1.702),
 }
-OP = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu"}
+OP = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "quick_gelu": "geglu"}
+# what computes an activation without a product
+ALONE = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu, tanh", "quick_gelu": "silu, scaled"}
 
 
 class How(NamedTuple):
     """Names of the parts and of the activation; `up` is None where `gate` holds both, or where
-    there is no product."""
+    there is no product. `drop` is a dropout of what goes into `down`."""
 
     gate: str
     up: str | None
     down: str
     act: str
+    drop: str | None = None
 
 
 class _MLP(Swapped):
     """A layer of one argument, x."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1:
+        how: How = self.origin.how
+        if kwargs or len(args) != 1 or self._mixes_dtypes(how, args[0]):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        return self.compute(self.origin.how, *args)
+        hidden = self.compute(how, *args)
+        if how.drop is not None:
+            hidden = getattr(self, how.drop)(hidden)
+        return getattr(self, how.down)(hidden)
 
-    def compute(self, how: How, x: Tensor) -> Any:
+    def _mixes_dtypes(self, how: How, x: Any) -> bool:
+        """Whether the last layer is kept in another dtype, as T5 does, and x has to follow."""
+        weight = getattr(getattr(self, how.down), "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point() or is_autocast(x):
+            return False
+        return weight.dtype is not x.dtype
+
+    def compute(self, how: How, x: Tensor) -> Tensor:
+        """What goes into the last layer."""
         raise NotImplementedError
 
 
 class GatedMLP(_MLP):
     """down(act(gate(x)) * up(x))"""
 
-    def compute(self, how: How, x: Tensor) -> Any:
+    def compute(self, how: How, x: Tensor) -> Tensor:
         parts: Any = self
         gate, up = getattr(parts, how.gate)(x), getattr(parts, str(how.up))(x)
-        return getattr(parts, how.down)(PRODUCTS[how.act](gate, up))
+        return PRODUCTS[how.act](gate, up)
 
 
 class FusedGatedMLP(_MLP):
     """down(act(gate) * up), where gate and up are the halves of one linear layer"""
 
-    def compute(self, how: How, x: Tensor) -> Any:
+    def compute(self, how: How, x: Tensor) -> Tensor:
         parts: Any = self
         gate, up = getattr(parts, how.gate)(x).chunk(2, dim=-1)
-        return getattr(parts, how.down)(PRODUCTS[how.act](gate, up))
+        return PRODUCTS[how.act](gate, up)
 
 
 class PlainMLP(_MLP):
     """down(act(gate(x)))"""
 
-    def compute(self, how: How, x: Tensor) -> Any:
+    def compute(self, how: How, x: Tensor) -> Tensor:
         parts: Any = self
-        return getattr(parts, how.down)(ACTIVATIONS[how.act](getattr(parts, how.gate)(x)))
+        return ACTIVATIONS[how.act](getattr(parts, how.gate)(x))
 
 
 class Experts(Swapped):
@@ -107,15 +125,29 @@ def _linears(module: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def _dropouts(module: nn.Module) -> list[str]:
+    return [name for name, child in module.named_children() if type(child) is nn.Dropout]
+
+
+class _Mask(nn.Module):
+    """In a probe: a dropout whose mask is known, so that the answer tells where it stands."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.arange(x.shape[-1]) % 3).to(x.dtype)
+
+
 def is_candidate(module: nn.Module) -> bool:
-    """Two or three linear layers, perhaps an activation, nothing else; or stacked experts."""
+    """Two or three linear layers, perhaps an activation and a dropout, nothing else; or stacked
+    experts."""
     if hasattr(module, "_apply_gate"):
         return True
     linears = _linears(module)
-    others = [c for name, c in module.named_children() if name not in linears]
+    drops = _dropouts(module)
+    others = [c for n, c in module.named_children() if n not in linears and n not in drops]
     return (
         len(linears) in (2, 3)
         and len(others) <= 1
+        and len(drops) <= 1
         and not any(list(c.parameters()) for c in others)
         and not list(module.parameters(recurse=False))
         and _takes_x_alone(module)
@@ -142,21 +174,24 @@ def recognise(module: nn.Module) -> tuple[type[Swapped], Any] | str:
 
 def _guesses(module: nn.Module) -> Iterator[tuple[type[Swapped], How, dict[str, tuple[int, int]]]]:
     linears = _linears(module)
-    for act in PRODUCTS:
+    drop = next(iter(_dropouts(module)), None)
+    for act in ACTIVATIONS:
         for names in permutations(linears):
+            if act not in PRODUCTS and len(names) == 3:
+                continue
             if len(names) == 3:
                 gate, up, down = names
                 sizes = {gate: (_H, _I), up: (_H, _I), down: (_I, _H)}
-                yield GatedMLP, How(gate, up, down, act), sizes
+                yield GatedMLP, How(gate, up, down, act, drop), sizes
             else:
                 gate, down = names
                 first, last = linears[gate].out_features, linears[down].in_features
-                if first == 2 * last:  # type: ignore[operator]
+                if first == 2 * last and act in PRODUCTS:  # type: ignore[operator]
                     sizes = {gate: (_H, 2 * _I), down: (_I, _H)}
-                    yield FusedGatedMLP, How(gate, None, down, act), sizes
+                    yield FusedGatedMLP, How(gate, None, down, act, drop), sizes
                 elif first == last:
                     sizes = {gate: (_H, _I), down: (_I, _H)}
-                    yield PlainMLP, How(gate, None, down, act), sizes
+                    yield PlainMLP, How(gate, None, down, act, drop), sizes
 
 
 def _answers(
@@ -165,7 +200,8 @@ def _answers(
     """Stand-ins with small linear layers, their inputs, and their outputs."""
     answers = []
     for dtype in DTYPES:
-        parts = {name: nn.Linear(*size, dtype=dtype) for name, size in sizes.items()}
+        parts: dict[str, nn.Module] = {n: nn.Linear(*s, dtype=dtype) for n, s in sizes.items()}
+        parts |= {name: _Mask() for name in _dropouts(module)}
         for training, scale in product((False, True), _SCALES):
             probe = stand_in(module, modules=parts)
             probe.training = training

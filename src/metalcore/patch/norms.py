@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Norms of a model: recognised by what they compute, replaced by `rms_norm` and `layer_norm`."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from metalcore._check import FLOATS
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
+from metalcore.ops.train.swiglu import swiglu
 from metalcore.patch.probe import DTYPES, agrees, ask, stand_in
 from metalcore.patch.swap import Swapped, restore, swap
 
@@ -44,6 +46,19 @@ class RMSNorm(_Norm):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         weight, eps = getattr(self, "weight", None), getattr(self, how.eps)
         return rms_norm(args[0], weight, eps, weight_offset=how.weight_offset)
+
+
+class GatedRMSNorm(_Norm):
+    """silu(gate) times the RMSNorm of x, for calls with both"""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        how: How = self.origin.how
+        gate = args[1] if len(args) == 2 else None
+        plain = isinstance(gate, Tensor) and args[0].dtype is gate.dtype
+        if kwargs or not plain or not self.fits(args[0], how):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        weight, eps = getattr(self, "weight", None), getattr(self, how.eps)
+        return swiglu(gate, rms_norm(args[0], weight, eps, weight_offset=how.weight_offset))
 
 
 class LayerNorm(_Norm):
@@ -83,31 +98,38 @@ def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
         return "its forward was replaced already"
     eps_name = _eps_name(module)
     assert eps_name is not None
-    answers = ask(lambda: [_answer(module, dtype, dtype) for dtype in DTYPES]) or []
-    for kind, offset in ((RMSNorm, 0.0), (RMSNorm, 1.0), (LayerNorm, 0.0)):
-        has_bias = module._parameters.get("bias") is not None
-        how = How(eps_name, offset, True)
-        if answers and not (kind is RMSNorm and has_bias) and _agree(kind, how, answers):
-            mixed = ask(lambda: _answer(module, torch.bfloat16, torch.float32)[2].dtype)
-            return kind, how._replace(keeps_dtype=mixed is torch.bfloat16)
+    has_bias = module._parameters.get("bias") is not None
+    plain = [(LayerNorm, 0.0)] if has_bias else [(RMSNorm, 0.0), (RMSNorm, 1.0), (LayerNorm, 0.0)]
+    gated = [] if has_bias else [(GatedRMSNorm, 0.0), (GatedRMSNorm, 1.0)]
+    for inputs, kinds in ((1, plain), (2, gated)):
+        # bound now: the answer is asked for at once
+        ask_for = partial(_answer, module, inputs)
+        answers = ask(lambda ask_for=ask_for: [ask_for(d, d) for d in DTYPES]) or []
+        for kind, offset in kinds:
+            how = How(eps_name, offset, True)
+            if answers and _agree(kind, how, answers):
+                mixed = ask(lambda ask_for=ask_for: ask_for(torch.bfloat16, torch.float32)[2].dtype)
+                return kind, how._replace(keeps_dtype=mixed is torch.bfloat16)
     return "computes neither an RMSNorm nor a LayerNorm that metalcore has"
 
 
-def _agree(kind: type[Swapped], how: How, answers: list[tuple[nn.Module, Tensor, Tensor]]) -> bool:
-    op = "rms_norm" if kind is RMSNorm else "layer_norm"
+# a stand-in, its inputs, and its output
+Asked = tuple[nn.Module, tuple[Tensor, ...], Tensor]
+
+
+def _agree(kind: type[Swapped], how: How, answers: list[Asked]) -> bool:
+    op = "layer_norm" if kind is LayerNorm else "rms_norm"
     same = True
-    for probe, x, theirs in answers:
+    for probe, inputs, theirs in answers:
         swap(probe, kind, how)
         with torch.no_grad():
-            same = same and agrees(op, (theirs,), (probe.forward(x),), x.shape[-1])
+            same = same and agrees(op, (theirs,), (probe.forward(*inputs),), theirs.shape[-1])
         restore(probe)
     return same
 
 
-def _answer(
-    module: nn.Module, dtype: torch.dtype, weights: torch.dtype
-) -> tuple[nn.Module, Tensor, Tensor]:
-    """A stand-in with random weights, an input whose rows differ in scale, and its output."""
+def _answer(module: nn.Module, inputs: int, dtype: torch.dtype, weights: torch.dtype) -> Asked:
+    """Random weights, an input whose rows differ in scale, and perhaps a gate."""
     drawn = {
         name: None if p is None else torch.randn(p.shape).to(weights)
         for name, p in module._parameters.items()
@@ -119,4 +141,5 @@ def _answer(
     # small rows tell where eps is added; three dimensions tell a LayerNorm from a GroupNorm
     scale = torch.tensor([1e-3, 1.0, 30.0])[:, None]
     x = ((torch.randn(2, 3, width) + 0.5) * scale).to(dtype)
-    return probe, x, probe.forward(x)
+    gates = [3 * torch.randn(2, 3, width).to(dtype) for _ in range(inputs - 1)]
+    return probe, (x, *gates), probe.forward(x, *gates)

@@ -25,13 +25,17 @@ Function = Callable[..., Any]
 class How(NamedTuple):
     """The variant of the function called `name`: which values are rotated together, whether it uses
     the first half of the tables for both, whether it passes on what lies past the tables, and
-    whether the results have the dtype of q and k, or the wider one of q and cos."""
+    whether the results have the dtype of q and k, or the wider one of q and cos. `to_halves`: of
+    pairs, the results are all first values and then all second ones. `short_tables`: the tables
+    are half as wide as what is rotated."""
 
     name: str
-    interleaved: bool
-    half_tables: bool
-    passes_rest: bool
-    keeps_dtype: bool
+    interleaved: bool = False
+    half_tables: bool = False
+    passes_rest: bool = False
+    keeps_dtype: bool = True
+    to_halves: bool = False
+    short_tables: bool = False
 
 
 class Attention(Swapped):
@@ -95,13 +99,22 @@ def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
 
 def _variant(name: str, function: Function) -> How | str:
     whole, part = (ask(partial(_answers, function, rotary)) for rotary in (8, 4))
-    for interleaved in (False, True):
-        for half_tables in (False, True):
-            how = How(name, interleaved, half_tables, True, True)
-            if whole and _agree(how, whole):
-                passes = bool(part) and _agree(how, part)
-                mixed = ask(lambda: function(*_inputs(torch.bfloat16, torch.float32, 8))[0].dtype)
-                return how._replace(passes_rest=passes, keeps_dtype=mixed is torch.bfloat16)
+    for how in (
+        How(name),
+        How(name, half_tables=True),
+        How(name, interleaved=True),
+        How(name, interleaved=True, half_tables=True),
+        How(name, interleaved=True, half_tables=True, to_halves=True),
+        How(name, short_tables=True),
+        How(name, interleaved=True, short_tables=True),
+    ):
+        answers, tables = (part, 4) if how.short_tables else (whole, 8)
+        if answers and _agree(how, answers):
+            inputs = ask(partial(_inputs, torch.bfloat16, torch.float32, tables))
+            mixed = ask(lambda inputs=inputs: function(*inputs)[0].dtype)
+            rest = how._replace(passes_rest=not (how.short_tables or how.to_halves))
+            passes = rest.passes_rest and bool(part) and _agree(rest, part)
+            return how._replace(passes_rest=passes, keeps_dtype=mixed is torch.bfloat16)
     return f"{name} computes no rotation that metalcore has"
 
 
@@ -146,7 +159,7 @@ def _rotate(how: How, unsqueeze_dim: Any, q: Any, k: Any, cos: Any, sin: Any) ->
         and unsqueeze_dim in (1, 2)
     ):
         return None
-    rotary = cos.shape[-1]
+    rotary = 2 * cos.shape[-1] if how.short_tables else cos.shape[-1]
     if rotary != q.shape[-1] and not (how.passes_rest and rotary < q.shape[-1]):
         return None
     if cos.shape[0] not in (1, q.shape[0]) or cos.shape[1] != q.shape[3 - unsqueeze_dim]:
@@ -156,9 +169,15 @@ def _rotate(how: How, unsqueeze_dim: Any, q: Any, k: Any, cos: Any, sin: Any) ->
         q, k = q.to(wide), k.to(wide)
     if how.half_tables:
         cos, sin = cos[..., : rotary // 2], sin[..., : rotary // 2]
-    return apply_rotary_pos_emb(
+    q, k = apply_rotary_pos_emb(
         q, k, cos, sin, None, unsqueeze_dim, interleaved=how.interleaved, rotary_dim=rotary
     )
+    return (_in_halves(q), _in_halves(k)) if how.to_halves else (q, k)
+
+
+def _in_halves(x: Tensor) -> Tensor:
+    """The first values of all pairs of x, then the second ones."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 def _replacement(original: Function, how: How) -> Function:
