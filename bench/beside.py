@@ -43,8 +43,9 @@ class Job:
 
 @dataclass
 class Side:
-    """What one library needs for a job, for each of its `values`; the group of its largest launch
-    and the largest that fits an M1. Where it cannot be told, `problem` says why."""
+    """What one library needs for a job, for each of its values; the group of its largest launch
+    and the largest that fits an M1; the time to issue over that of the memory, on the chip where
+    it is the largest. Where it cannot be told, `problem` says why."""
 
     job: str
     shape: str
@@ -57,6 +58,8 @@ class Side:
     largest_group: int = 0
     half_registers: int = 0
     times: tuple[Time, ...] = ()
+    issue_share: float = 0.0
+    tightest_chip: str = ""
     problem: str = ""
 
 
@@ -178,6 +181,19 @@ def _side(job: Job, inputs: Sequence[Tensor], library: str, profiles: Sequence[A
         widest.fit.largest_group,
         max(p.fit.half_registers for p in profiles),
         tuple(time_of(profiles, chip) for chip in CHIPS),
+        *_tightest(profiles),
+    )
+
+
+def _tightest(profiles: Sequence[Any]) -> tuple[float, str]:
+    """The largest share of issue over memory, of cores that have enough to do, and its chip."""
+    from mslsim.model import chips, issue_seconds, memory_seconds
+
+    slots = sum(max(p.work.issue, p.work.complex) for p in profiles)
+    needed = sum(p.work.needed for p in profiles)
+    return max(
+        (issue_seconds(chip, slots) / memory_seconds(chip, needed), chip.name)
+        for chip in chips().values()
     )
 
 
@@ -249,6 +265,7 @@ def load() -> list[Side]:
 def table(sides: Sequence[Side]) -> str:
     """Markdown: a line for each side, the libraries of a job below each other."""
     head = ["job", "library", "slots/value", "bytes/value", "group/fits", "half registers"]
+    head += ["issue/memory"]
     head += [f"{chip}, ms" for chip in CHIPS]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
     for s in sides:
@@ -258,7 +275,8 @@ def table(sides: Sequence[Side]) -> str:
             continue
         figures = [number(s.slots), number(s.bytes), f"{s.group}/{s.largest_group}"]
         times = [_time(time) for time in s.times]
-        lines.append([name, s.library, *figures, str(s.half_registers), *times])
+        share = f"{s.issue_share:.2f} ({s.tightest_chip})"
+        lines.append([name, s.library, *figures, str(s.half_registers), share, *times])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -284,6 +302,8 @@ estimates: the same simulator, costs and shapes for our kernels and for those of
 - **slots/value**: issue slots for each value of the input. They matter where issue decides.
 - **bytes/value**: moved between memory and the GPU; what a threadgroup reads again is counted.
 - **group/fits**: threads of a threadgroup, and the most that the registers of an M1 allow.
+- **issue/memory**: the time to issue over that of the memory, on the chip where it is largest.
+  Below 1, memory decides.
 - **ms**: the estimated time of all launches. In brackets: what decides, if not the memory.
   A dash: no estimate, because the kernel mostly waits.
 

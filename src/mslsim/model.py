@@ -139,6 +139,11 @@ def matmul_seconds(chip: Chip, flops: float) -> float:
     return flops / (constant("model", "matmul_share") * chip.flops)
 
 
+def issue_seconds(chip: Chip, slots: float) -> float:
+    """Time of issue slots of simdgroups, on cores that have enough of them."""
+    return slots * SIMD_WIDTH / (constant("core", "lanes_per_cycle") * chip.cores * chip.hertz)
+
+
 def resident_simdgroups(chip: Chip, work: Work) -> int:
     """Simdgroups of this launch that a core holds at a time."""
     room = int(constant("core", "simdgroups"))
@@ -174,11 +179,10 @@ def estimate(chip: Chip, work: Work) -> Estimate:
     moved = work.needed
     if in_flight * work.needed > chip.cache:
         moved += work.read_again
-    rate = constant("core", "lanes_per_cycle") / SIMD_WIDTH * chip.cores * chip.hertz
     times = {
         "memory": 1e3 * memory_seconds(chip, moved),
-        "issue": 1e3 * work.issue / (rate * busy),
-        "complex": 1e3 * work.complex / (rate * busy),
+        "issue": 1e3 * issue_seconds(chip, work.issue) / busy,
+        "complex": 1e3 * issue_seconds(chip, work.complex) / busy,
         "starts": 1e3 * work.groups * chip.group_start_cycles / (chip.cores * chip.hertz),
     }
     limiter, next_one = sorted(times, key=lambda name: -times[name])[:2]
