@@ -53,12 +53,13 @@ class GatedRMSNorm(_Norm):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         how: How = self.origin.how
-        gate = args[1] if len(args) == 2 else None
-        plain = isinstance(gate, Tensor) and args[0].dtype is gate.dtype
-        if kwargs or not plain or not self.fits(args[0], how):
+        if kwargs or len(args) != 2 or not self.fits(args[0], how):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
+        x, gate = args
+        if not isinstance(gate, Tensor) or gate.dtype is not x.dtype:
+            return super().forward(x, gate)  # type: ignore[misc]
         weight, eps = getattr(self, "weight", None), getattr(self, how.eps)
-        return swiglu(gate, rms_norm(args[0], weight, eps, weight_offset=how.weight_offset))
+        return swiglu(gate, rms_norm(x, weight, eps, weight_offset=how.weight_offset))
 
 
 class LayerNorm(_Norm):
@@ -102,14 +103,14 @@ def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
     plain = [(LayerNorm, 0.0)] if has_bias else [(RMSNorm, 0.0), (RMSNorm, 1.0), (LayerNorm, 0.0)]
     gated = [] if has_bias else [(GatedRMSNorm, 0.0), (GatedRMSNorm, 1.0)]
     for inputs, kinds in ((1, plain), (2, gated)):
-        # bound now: the answer is asked for at once
-        ask_for = partial(_answer, module, inputs)
-        answers = ask(lambda ask_for=ask_for: [ask_for(d, d) for d in DTYPES]) or []
+        pairs = [(dtype, dtype) for dtype in DTYPES]
+        answers = ask(partial(_answers, module, inputs, pairs)) or []
         for kind, offset in kinds:
             how = How(eps_name, offset, True)
             if answers and _agree(kind, how, answers):
-                mixed = ask(lambda ask_for=ask_for: ask_for(torch.bfloat16, torch.float32)[2].dtype)
-                return kind, how._replace(keeps_dtype=mixed is torch.bfloat16)
+                mixed = ask(partial(_answers, module, inputs, [(torch.bfloat16, torch.float32)]))
+                keeps_dtype = bool(mixed) and mixed[0][2].dtype is torch.bfloat16
+                return kind, how._replace(keeps_dtype=keeps_dtype)
     return "computes neither an RMSNorm nor a LayerNorm that metalcore has"
 
 
@@ -126,6 +127,12 @@ def _agree(kind: type[Swapped], how: How, answers: list[Asked]) -> bool:
             same = same and agrees(op, (theirs,), (probe.forward(*inputs),), theirs.shape[-1])
         restore(probe)
     return same
+
+
+def _answers(
+    module: nn.Module, inputs: int, dtypes: list[tuple[torch.dtype, torch.dtype]]
+) -> list[Asked]:
+    return [_answer(module, inputs, dtype, weights) for dtype, weights in dtypes]
 
 
 def _answer(module: nn.Module, inputs: int, dtype: torch.dtype, weights: torch.dtype) -> Asked:

@@ -110,12 +110,16 @@ def _variant(name: str, function: Function) -> How | str:
     ):
         answers, tables = (part, 4) if how.short_tables else (whole, 8)
         if answers and _agree(how, answers):
-            inputs = ask(partial(_inputs, torch.bfloat16, torch.float32, tables))
-            mixed = ask(lambda inputs=inputs: function(*inputs)[0].dtype)
+            mixed = ask(partial(_mixed_dtype, function, tables))
             rest = how._replace(passes_rest=not (how.short_tables or how.to_halves))
             passes = rest.passes_rest and bool(part) and _agree(rest, part)
             return how._replace(passes_rest=passes, keeps_dtype=mixed is torch.bfloat16)
     return f"{name} computes no rotation that metalcore has"
+
+
+def _mixed_dtype(function: Function, tables: int) -> Any:
+    """The dtype of bfloat16 values that were rotated by tables in float32."""
+    return function(*_inputs(torch.bfloat16, torch.float32, tables))[0].dtype
 
 
 def _inputs(dtype: torch.dtype, tables: torch.dtype, rotary: int) -> tuple[Tensor, ...]:
@@ -177,7 +181,7 @@ def _rotate(how: How, unsqueeze_dim: Any, q: Any, k: Any, cos: Any, sin: Any) ->
 
 def _in_halves(x: Tensor) -> Tensor:
     """The first values of all pairs of x, then the second ones."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 
 def _replacement(original: Function, how: How) -> Function:
