@@ -20,3 +20,7 @@ struct chunk<T, 1> {
 
 inline float total(float v) { return v; }
 inline float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+
+// The sum of the squares.
+inline float squared(float v) { return v * v; }
+inline float squared(float4 v) { return fma(v.x, v.x, v.y * v.y) + fma(v.z, v.z, v.w * v.w); }

@@ -22,7 +22,10 @@ struct norm_of_rows {
   // v * weight[i] + bias[i]
   template <typename wide>
   wide scaled(wide v, uint i) const thread {
-    return v * value_or<wide, WEIGHT>(1.0f, weight, i) + value_or<wide, BIAS>(0.0f, bias, i);
+    if (WEIGHT && BIAS) {
+      return fma(v, wide(weight[i]), wide(bias[i]));
+    }
+    return WEIGHT ? v * wide(weight[i]) : v + value_or<wide, BIAS>(0.0f, bias, i);
   }
 };
 
@@ -84,12 +87,12 @@ inline void layer_norm_row(
     const wide v = wide(kept[k]) - center;
     const bool counts = lane + k * lanes < n;
     off += counts ? total(v) : 0.0f;
-    squares += counts ? total(v * v) : 0.0f;
+    squares += counts ? squared(v) : 0.0f;
   }
   for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
     const wide v = wide(ADD ? sum[i] : x[i]) - center;
     off += total(v);
-    squares += total(v * v);
+    squares += squared(v);
   }
   // another part of scratch, because a thread may still read the first one
   const float2 sums = threadgroup_sum(float2(off, squares), scratch + 32, lane, lanes) * part;

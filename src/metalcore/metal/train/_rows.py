@@ -55,8 +55,8 @@ class RowShare:
 
     def busy_groups(self, policy: Policy) -> int:
         """Rows at a time that give all cores of the GPU the same work."""
-        cores: int = policy["gpu_cores"]
-        return cores * max(1, policy["threads_per_core"] // self.lanes)
+        of_core: int = max(1, policy["threads_per_core"] // self.lanes)
+        return of_core * int(policy["gpu_cores"])
 
     def grid(self, rows: int) -> tuple[Size, Size]:
         """The threads of `rows` rows, lanes by rows, and those of a group."""

@@ -40,12 +40,12 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
       kept[k] = stored(wide(x[i]) + wide(residual[i]));
       sum[i] = kept[k];
     }
-    squares += total(wide(kept[k]) * wide(kept[k]));
+    squares += squared(wide(kept[k]));
   }
   for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
     const stored s = stored(wide(x[i]) + wide(residual[i]));
     sum[i] = s;
-    squares += total(wide(s) * wide(s));
+    squares += squared(wide(s));
   }
   squares = threadgroup_sum(squares, scratch, lane, lanes);
 

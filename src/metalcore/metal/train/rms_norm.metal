@@ -46,7 +46,7 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
     for (int k = 0; k < KEEP; ++k) {
       const uint i = lane + k * 32;
       kept[k] = i < n ? wide(x[i]) : wide(0.0f);
-      sum += total(kept[k] * kept[k]);
+      sum += squared(kept[k]);
     }
     const float r = precise::rsqrt(simd_sum(sum) * part + eps);
 #pragma unroll
@@ -88,11 +88,10 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT>
   for (int k = 0; k < KEEP; ++k) {
     const uint i = lane + k * lanes;
     kept[k] = i < n ? x[i] : stored(0.0f);
-    sum += total(wide(kept[k]) * wide(kept[k]));
+    sum += squared(wide(kept[k]));
   }
   for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
-    const wide v = wide(x[i]);
-    sum += total(v * v);
+    sum += squared(wide(x[i]));
   }
   sum = threadgroup_sum(sum, scratch, lane, lanes);
 
