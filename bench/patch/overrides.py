@@ -100,6 +100,10 @@ _decompositions: list[tuple[str, Any, Any]] = [
     ("eigvalsh", lambda f, A: f(A), lambda L: (L,)),
     ("inv", lambda f, A: f(A), lambda X: (X,)),
     ("pinv", lambda f, A: f(A), lambda X: (X,)),
+    ("lu", lambda f, A: f(A), lambda P, L, U: (P @ L @ U,)),
+    ("det", lambda f, A: f(A), lambda d: (d,)),
+    ("slogdet", lambda f, A: f(A), lambda sign, logabsdet: (sign, logabsdet)),
+    ("matrix_norm", lambda f, A: f(A, "nuc"), lambda norm: (norm,)),
 ]
 
 
@@ -164,6 +168,14 @@ BENCHES = (
     ),
     *_benches(
         *("solve", "torch.linalg.solve", lambda f, A, B: f(A, B)),
+        *(_systems, _BATCH, _ONE, _LAPACK),
+    ),
+    *_benches(
+        *("solve_triangular", "torch.linalg.solve_triangular"),
+        *(lambda f, A, B: f(A, B, upper=False), _systems, _BATCH, _ONE, _LAPACK),
+    ),
+    *_benches(
+        *("cholesky_solve", "torch.cholesky_solve", lambda f, A, B: f(B, A)),
         *(_systems, _BATCH, _ONE, _LAPACK),
     ),
     *_benches(
