@@ -119,8 +119,9 @@ class Route:
         )
         return self.torch_rounds == "gradients" and not recorded
 
-    def is_behind(self, x: Tensor, *others: Tensor | None) -> bool:
-        """Whether torch is ahead for a call with x and `others`, all of one dtype."""
+    def is_behind(self, x: Tensor, *others: Tensor | None, least: int = 0) -> bool:
+        """Whether torch is ahead for a call with x and `others`, all of one dtype: by the numbers,
+        or because x has fewer than `least` values."""
         # first: a compiler would guard on all that is looked at, and vmap hides a batch
         if _is_compiling() or _torch.is_transformed() or not x.is_cpu:
             return False
@@ -134,6 +135,8 @@ class Route:
             self._rows = {kind: (row.up_to[:-1], row.starts) for kind, row in rows.items()}
         if not self._rows:
             return False
+        if 0 < x.numel() < least:
+            return True
         dtype, needs_grad = x.dtype, x.requires_grad
         for t in others:
             if t is not None:

@@ -355,6 +355,8 @@ def test_what_is_ours_is_what_the_policy_says(write_policy: Callable[[str], Path
         [qr]
         float32 = { up_to = [8, 16], from = [5, 1] }
         float32_alone = { up_to = [8, 16], from = [inf, 1] }
+        [cholesky]
+        float32 = { from = 1 }
     """)
     metalcore.enable_pytorch_overrides()
     x, A = torch.randn(1500), torch.randn(5, 8, 8)
@@ -367,6 +369,10 @@ def test_what_is_ours_is_what_the_policy_says(write_policy: Callable[[str], Path
     assert ops_of(lambda: torch.linalg.qr(A)) == {"qr"}
     assert not ops_of(lambda: torch.linalg.qr(A[0]))
     assert ops_of(lambda: torch.linalg.qr(torch.randn(16, 9))) == {"qr"}
+    # what is quick in torch is not worth the question for small batches
+    eyes = torch.eye(4).expand(300, 4, 4)
+    assert not ops_of(lambda: torch.linalg.cholesky(eyes[:200]))
+    assert ops_of(lambda: torch.linalg.cholesky(eyes)) == {"cholesky"}
     # without a number
     assert ops_of(lambda: F.silu(x[:5].double())) == {"silu"}
     assert ops_of(lambda: torch.linalg.svd(A[0])) == {"svd"}

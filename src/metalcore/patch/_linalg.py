@@ -17,6 +17,7 @@ from torch import Tensor
 from metalcore import _native, _torch
 from metalcore._check import LinAlgError
 from metalcore._op import Op
+from metalcore._policy import policy
 from metalcore._route import Route
 from metalcore.patch._replace import Function, compute, is_ours, records, replaces
 
@@ -26,9 +27,11 @@ _svd, _svdvals = Op.all["svd"], Op.all["svdvals"]
 _types: Any = torch.return_types
 
 
-def takes(op: str, *places: tuple[Any, str], by: int = 0) -> Callable[[Function], Function]:
+def takes(
+    op: str, *places: tuple[Any, str], by: int = 0, is_quick: bool = False
+) -> Callable[[Function], Function]:
     """Attach `body(A, ...)`, which may return NotImplemented, to places; the route of `op` decides
-    by argument number `by`.
+    by argument number `by`. Where torch `is_quick`, small batches are not worth the question.
 
     The other parameters of `body` have torch's names. A call with one that it does not have, unless
     it is None where torch takes None for absent, or one that names A, is torch's.
@@ -44,7 +47,8 @@ def takes(op: str, *places: tuple[Any, str], by: int = 0) -> Callable[[Function]
             optional = _torch.optional_arguments(original)
 
             def replacement(*args: Any, **named: Any) -> Any:
-                if by < len(args) <= most and is_ours("linalg", route, args[by]):
+                least = _quick_values() if is_quick else 0
+                if by < len(args) <= most and is_ours("linalg", route, args[by], least=least):
                     given = {n: v for n, v in named.items() if v is not None or n not in optional}
                     if given.keys() <= known:
                         try:
@@ -62,6 +66,13 @@ def takes(op: str, *places: tuple[Any, str], by: int = 0) -> Callable[[Function]
         return body
 
     return attach
+
+
+def _quick_values() -> int:
+    """The fewest values for which torch's quick functions are left."""
+    # 1.2x for 4 x 4 x 500 and 0.8x for 4 x 4 x 100 by `solve`, one thread of an AVX-512 CPU
+    values: int = policy("overrides", "cpu", quick_values=4096)["quick_values"]
+    return values
 
 
 def unless_failed(results: Any, info: Tensor) -> Any:
@@ -84,7 +95,7 @@ def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     return factor.mT, info
 
 
-@takes("cholesky", (torch.linalg, "cholesky"))
+@takes("cholesky", (torch.linalg, "cholesky"), is_quick=True)
 def _(A: Tensor, *, upper: Any = False) -> Any:
     if not is_square(A) or type(upper) is not bool:
         return NotImplemented
@@ -92,7 +103,7 @@ def _(A: Tensor, *, upper: Any = False) -> Any:
     return unless_failed(factor, info)
 
 
-@takes("cholesky", (torch.linalg, "cholesky_ex"))
+@takes("cholesky", (torch.linalg, "cholesky_ex"), is_quick=True)
 def _(A: Tensor, *, upper: Any = False, check_errors: Any = False) -> Any:
     if not A.is_cpu or not is_square(A) or type(upper) is not bool:
         return NotImplemented

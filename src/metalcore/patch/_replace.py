@@ -136,14 +136,15 @@ def replaces(group: str, *places: tuple[Any, str]) -> Callable[[Function], Funct
     return attach
 
 
-def is_ours(group: str, route: Route, x: Any, *others: Tensor | None) -> bool:
-    """Whether a call with x is taken: ours is ahead for it, and `may_replace` holds."""
+def is_ours(group: str, route: Route, x: Any, *others: Tensor | None, least: int = 0) -> bool:
+    """Whether a call with x, of at least that many values, is taken: ours is ahead for it, and
+    `may_replace` holds."""
     return (
         type(x) in PLAIN
         and not compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         and x.dim() >= route.least_rank
-        and not route.is_behind(x)
+        and not route.is_behind(x, least=least)
         and x.dtype in route.dtypes
         and may_replace(group, x, *others)
     )

@@ -35,13 +35,13 @@ def _vectors(X: Tensor) -> Tensor:
     return x if x.dim() == 1 else by_columns(x)
 
 
-@takes("solve", (torch.linalg, "solve"))
+@takes("solve", (torch.linalg, "solve"), is_quick=True)
 def _(A: Tensor, B: Any = None, *, left: Any = True) -> Any:
     found = _solution(A, B, left)
     return found if found is NotImplemented else found[0]
 
 
-@takes("solve", (torch.linalg, "solve_ex"))
+@takes("solve", (torch.linalg, "solve_ex"), is_quick=True)
 def _(A: Tensor, B: Any = None, *, left: Any = True, check_errors: Any = False) -> Any:
     found = _solution(A, B, left) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_solve_ex(found)
@@ -60,14 +60,14 @@ def _identities(A: Tensor) -> Tensor:
     return eye.expand_as(A).contiguous().mT
 
 
-@takes("inv", (torch, "inverse"), (Tensor, "inverse"))
-@takes("inv", (torch.linalg, "inv"))
+@takes("inv", (torch, "inverse"), (Tensor, "inverse"), is_quick=True)
+@takes("inv", (torch.linalg, "inv"), is_quick=True)
 def _(A: Tensor) -> Any:
     found = _inverse(A)
     return found if found is NotImplemented else found[0]
 
 
-@takes("inv", (torch.linalg, "inv_ex"))
+@takes("inv", (torch.linalg, "inv_ex"), is_quick=True)
 def _(A: Tensor, *, check_errors: Any = False) -> Any:
     found = _inverse(A) if A.is_cpu else NotImplemented
     return found if found is NotImplemented else _types.linalg_inv_ex(found)
@@ -120,7 +120,7 @@ def _(L: Tensor, upper: Any = False) -> Any:
     return _cholesky_solve(_identities(L), L, upper)
 
 
-@takes("trsm", (torch.linalg, "solve_triangular"), by=1)
+@takes("trsm", (torch.linalg, "solve_triangular"), by=1, is_quick=True)
 def _(A: Any, B: Tensor, *, upper: Any = None, left: Any = True, unitriangular: Any = False) -> Any:
     if left is not True or type(upper) is not bool or type(unitriangular) is not bool:
         return NotImplemented
