@@ -3,11 +3,15 @@
 
 import torch
 
-from metalcore.metal.program import Buffer, Program
+from metalcore.metal.program import MAX_UINT, Buffer, Program
 
 
 def matrices(p: Program, A: Buffer) -> Buffer:
-    """A, not empty, as contiguous float32 with one batch dimension."""
+    """A, not empty, as contiguous float32 with one batch dimension; kernels count the values of a
+    matrix in 32 bits."""
+    m, n = A.shape[-2:]
+    if m * n > MAX_UINT:
+        raise ValueError(f"Metal kernels take matrices of up to {MAX_UINT} values, got {m} x {n}")
     return p.dense(A, torch.float32).view(-1, *A.shape[-2:])
 
 

@@ -3,6 +3,7 @@
 
 import torch
 
+from metalcore.metal.linalg._matrices import matrices
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, Value, round_up
 
@@ -33,7 +34,7 @@ def _decompose(p: Program, A: Buffer, upper: bool, vectors: bool) -> tuple[Buffe
     if A.numel == 0:
         p.fill(info, 0.0)
         return L, Q, info
-    a, batch = p.dense(A.mT if upper else A, torch.float32), info.numel
+    a, batch = matrices(p, A.mT if upper else A), info.numel
     if n <= SIMD_WIDTH:
         lanes = next(size for size in (8, 16, 32) if n <= size)
         groups = -(-batch * lanes // SIMD_WIDTH)

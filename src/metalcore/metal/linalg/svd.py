@@ -6,6 +6,7 @@ import math
 import torch
 
 from metalcore.metal.linalg import qr
+from metalcore.metal.linalg._matrices import matrices
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import SIMD_WIDTH, Arguments, Buffer, Program, round_up
 
@@ -40,20 +41,20 @@ def plan_solve(p: Program, a: Arguments) -> Parts:
     """X = V diag(1 / S) U^T B over the values that count."""
     U, S, V, info = _decompose(p, a.A, False, vectors=True)
     *batch, M, N = a.A.shape
-    K, columns, matrices = S.shape[-1], a.B.shape[-1], info.numel
+    K, columns, count = S.shape[-1], a.B.shape[-1], info.numel
     X, rank = p.new((*batch, N, columns)), p.new(batch, torch.int64)
     if S.numel == 0:
         p.fill(X, 0.0)
         p.fill(rank, 0.0)
     else:
-        B = p.dense(a.B, torch.float32).view(matrices, M, columns)
-        C = p.new((matrices, K, columns))
-        p.matmul(C, U.view(matrices, M, K).mT, B)
+        B = p.dense(a.B, torch.float32).view(count, M, columns)
+        C = p.new((count, K, columns))
+        p.matmul(C, U.view(count, M, K).mT, B)
         group = min(p.policy["threads"], max(1, K * columns))
-        grid = (round_up(max(1, K * columns), group), matrices, 1)
+        grid = (round_up(max(1, K * columns), group), count, 1)
         divide = (C, S, p.dense(a.rcond, torch.float32), C, rank, K, columns)
         p.launch(FILE, "svd_divide", (), divide, grid, group)
-        p.matmul(X.view(matrices, N, columns), V.view(matrices, N, K), C)
+        p.matmul(X.view(count, N, columns), V.view(count, N, K), C)
     return p.rounded(X, a.B.dtype), p.rounded(S, a.A.dtype), rank, info
 
 
@@ -69,7 +70,7 @@ def _decompose(p: Program, A: Buffer, full: bool, vectors: bool) -> Parts:
         for x in (U, V) if vectors else ():
             p.identity(x)
         return out
-    a = p.dense(A, torch.float32).view(-1, rows, columns)
+    a = matrices(p, A)
     if max(rows, columns) <= SIMD_WIDTH:
         _simdgroup(p, a, out, vectors)
     else:
