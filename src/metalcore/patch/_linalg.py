@@ -17,7 +17,7 @@ from torch import Tensor
 from metalcore import _native, _torch
 from metalcore._check import LinAlgError
 from metalcore._op import Op
-from metalcore._policy import policy
+from metalcore._policy import policy, when_changed
 from metalcore._route import Route
 from metalcore.patch._replace import Function, compute, is_ours, records, replaces
 
@@ -25,6 +25,19 @@ _cholesky, _qr, _lu = Op.all["cholesky"], Op.all["qr"], Op.all["lu"]
 _eigh, _eigvalsh = Op.all["eigh"], Op.all["eigvalsh"]
 _svd, _svdvals = Op.all["svd"], Op.all["svdvals"]
 _types: Any = torch.return_types
+
+
+# `quick_values`: the fewest for which torch's quick functions are left. `solve` of 4 x 4 x 500
+# gains 1.2x and of 4 x 4 x 100 loses as much, on one thread of an AVX-512 CPU.
+_numbers: dict[str, int] = {}
+
+
+@when_changed
+def _read_numbers() -> None:
+    _numbers.update(policy("overrides", "cpu", quick_values=4096))
+
+
+_read_numbers()
 
 
 def takes(
@@ -47,7 +60,7 @@ def takes(
             optional = _torch.optional_arguments(original)
 
             def replacement(*args: Any, **named: Any) -> Any:
-                least = _quick_values() if is_quick else 0
+                least = _numbers["quick_values"] if is_quick else 0
                 if by < len(args) <= most and is_ours("linalg", route, args[by], least=least):
                     given = {n: v for n, v in named.items() if v is not None or n not in optional}
                     if given.keys() <= known:
@@ -66,13 +79,6 @@ def takes(
         return body
 
     return attach
-
-
-def _quick_values() -> int:
-    """The fewest values for which torch's quick functions are left."""
-    # 1.2x for 4 x 4 x 500 and 0.8x for 4 x 4 x 100 by `solve`, one thread of an AVX-512 CPU
-    values: int = policy("overrides", "cpu", quick_values=4096)["quick_values"]
-    return values
 
 
 def unless_failed(results: Any, info: Tensor) -> Any:
