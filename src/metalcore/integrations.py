@@ -60,7 +60,7 @@ def accelerate_every_trainer() -> None:
     """From now on every `Trainer`, and every trainer of TRL, has a `MetalcoreCallback`.
 
     Example:
-        >>> metalcore.integrations.accelerate_every_trainer()
+        >>> accelerate_every_trainer()
         >>> trl.SFTTrainer(model, args, train_dataset=data).train()
     """
     callbacks: list[Any] = trainer.DEFAULT_CALLBACKS
