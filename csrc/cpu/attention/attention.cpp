@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "../common/dots.h"
 #include "few_queries.h"
 
 namespace metalcore::cpu {
@@ -20,6 +21,16 @@ constexpr int64_t kPanels = 4;
 // Up to so many queries of a sequence leave most lanes of a panel empty.
 constexpr int64_t kFewQueries = 4;
 
+// Whether products are by dots: of bfloat16, whose rows must be whole words.
+template <typename T>
+bool takes_dots([[maybe_unused]] const Sizes& s) {
+#if defined(MC_DOTS)
+  return std::is_same_v<T, simd::BFloat16> && s.size % 2 == 0 && product::has_dots();
+#else
+  return false;
+#endif
+}
+
 template <typename T>
 struct Forward {
   using A = Acc<T>;
@@ -31,6 +42,7 @@ struct Forward {
   A* lse;
   int64_t heads_each, queries_each;  // panels of a task: heads times runs of W queries
   int64_t width, value_width;        // head sizes in whole Pairs
+  bool by_dots;                      // products of bfloat16 by instructions for them
 
   struct Task {
     Sequence sequence;
@@ -71,24 +83,135 @@ struct Forward {
   void start(const Task& t, int64_t p, const Memory& m) const {
     const Panel of = panel(t, p);
     const T* from = q.at(t.sequence.batch, of.head, t.sequence.first_query + of.first);
-    std::fill_n(m.rows + of.count * width, (W - of.count) * width, A(0));
-    product::widen_rows(from, q.row, of.count, problem.sizes.size, {m.rows, width});
-    product::to_lanes<A>({m.rows, width}, width, problem.scale, m.queries + p * width * W);
+    std::fill_n(m.rows, W * width, A(0));
+    A* const lanes = m.queries + p * width * W;
+    if (by_dots) {
+      // two elements in each word
+      for (int64_t i = 0; i < of.count; ++i) {
+        std::memcpy(m.rows + i * width / 2, from + i * q.row, problem.sizes.size * sizeof(T));
+      }
+      product::to_lanes<A>({m.rows, width / 2}, width / 2, lanes);
+    } else {
+      product::widen_rows(from, q.row, of.count, problem.sizes.size, {m.rows, width});
+      product::to_lanes<A>({m.rows, width}, width, lanes);
+      scale_panel(problem.scale, lanes, width);
+    }
     std::fill_n(m.largest + p * W, W, kHidden<A>);
     std::fill_n(m.sums + p * W, W, A(0));
     std::fill_n(m.results + p * value_width * W, value_width * W, A(0));
   }
 
+  // Keys and values of a task: as rows of A, or with pairs of values, some of which are not finite.
+  struct Tile {
+    Keys range;
+    product::Broadcast<A> keys, values;
+    std::vector<int64_t> special;
+  };
+
+  void load_tile(const Task& t, Keys range, const Memory& m, Tile& tile) const {
+    const Sizes& s = problem.sizes;
+    tile.range = range;
+#if defined(MC_DOTS)
+    if constexpr (std::is_same_v<T, simd::BFloat16>) {
+      if (by_dots) {
+        const T* from = v.at(t.sequence.batch, t.key_head, t.sequence.first_key + range.begin);
+        product::pair_rows(from, v.row, range.count(), s.value_size,
+                           reinterpret_cast<uint32_t*>(m.values), value_width, tile.special);
+        return;
+      }
+    }
+#endif
+    tile.keys = tile_of<T>(k, t.sequence, t.key_head, range, s.size, {m.keys, width});
+    tile.values =
+        tile_of<T>(v, t.sequence, t.key_head, range, s.value_size, {m.values, value_width});
+  }
+
+  // scale * q.k of the keys from `skipped` on.
+  void score(const Task& t, int64_t p, const Tile& tile, int64_t skipped, int64_t count,
+             const Memory& m) const {
+    const A* const lanes = m.queries + p * width * W;
+#if defined(MC_DOTS)
+    if constexpr (std::is_same_v<T, simd::BFloat16>) {
+      if (by_dots) {
+        const T* from =
+            k.at(t.sequence.batch, t.key_head, t.sequence.first_key + tile.range.begin + skipped);
+        product::multiply_pairs(count, {reinterpret_cast<const uint16_t*>(from), k.row, 2},
+                                reinterpret_cast<const uint32_t*>(lanes), m.scores,
+                                problem.sizes.size / 2, false);
+        return scale_panel(problem.scale, m.scores, count);
+      }
+    }
+#endif
+    product::multiply<A>(count, tile.keys.from_row(skipped), {lanes, W}, {m.scores, W},
+                         problem.sizes.size, false);
+  }
+
+  // sums += V^T P of the keys from `skipped` on.
+  void add_values(const Task& t, const Tile& tile, int64_t skipped, int64_t count, Cover hides,
+                  const Memory& m, A* sums) const {
+    const int64_t n = problem.sizes.value_size;
+#if defined(MC_DOTS)
+    if constexpr (std::is_same_v<T, simd::BFloat16>) {
+      if (by_dots) {
+        const auto pairs = reinterpret_cast<const uint32_t*>(m.values) + skipped / 2 * value_width;
+        const auto shares = reinterpret_cast<uint32_t*>(m.bias);
+        pair_shares(m.scores, count, shares);
+        product::multiply_pairs(n, {reinterpret_cast<const uint16_t*>(pairs), 2, 2 * value_width},
+                                shares, sums, (count + 1) / 2, true);
+        for (const int64_t key : tile.special) {
+          if (key < skipped || key >= skipped + count) continue;
+          add_special(
+              v.at(t.sequence.batch, t.key_head, t.sequence.first_key + tile.range.begin + key),
+              m.scores + (key - skipped) * W, sums);
+        }
+        return;
+      }
+    }
+#endif
+    multiply_keys(n, tile.values.from_row(skipped), m.scores, m.scores, sums, count, hides);
+  }
+
+  // Rows of shares in pairs, rounded to bfloat16.
+  static void pair_shares(const A* shares, int64_t count, uint32_t* pairs) {
+    if constexpr (std::is_same_v<A, float>) {
+      constexpr int64_t L = kLanes<A>;
+      for (int64_t k = 0; k < count; k += 2) {
+        for (int64_t j = 0; j < W; j += L) {
+          simd::Pair<float> x = {};
+          x.first = simd::load_as<Vec<A>>(shares + k * W + j);
+          if (k + 1 < count) x.second = simd::load_as<Vec<A>>(shares + (k + 1) * W + j);
+          const simd::Bits raw = simd::encode(x, simd::BFloat16());
+          std::memcpy(pairs + k / 2 * W + j, &raw, sizeof(raw));
+        }
+      }
+    }
+  }
+
+  // What is not finite of a value, for the queries that see it.
+  void add_special(const T* value, const A* shares, A* sums) const {
+    for (int64_t d = 0; d < problem.sizes.value_size; ++d) {
+      const A x = A(value[d]);
+      if (std::isfinite(x)) continue;
+      for (int64_t l = 0; l < W; ++l) {
+        if (!std::signbit(shares[l])) sums[d * W + l] += shares[l] * x;
+      }
+    }
+  }
+
   // Adds the keys that the panel sees of the tile.
-  void add(const Task& t, int64_t p, Keys tile, product::Broadcast<A> keys,
-           product::Broadcast<A> values, const Memory& m) const {
+  void add(const Task& t, int64_t p, const Tile& tile, const Memory& m) const {
     const Panel of = panel(t, p);
     const Keys range = problem.range(t.sequence, of);
-    const Keys seen{std::max(tile.begin, range.begin), std::min(tile.end, range.end)};
+    Keys seen{std::max(tile.range.begin, range.begin), std::min(tile.range.end, range.end)};
     if (seen.count() <= 0 || of.count == 0) return;
-    const int64_t skipped = seen.begin - tile.begin, count = seen.count();
-    product::multiply<A>(count, keys.from_row(skipped), {m.queries + p * width * W, W},
-                         {m.scores, W}, problem.sizes.size, false);
+    int64_t skipped = seen.begin - tile.range.begin;
+    if (by_dots && skipped % 2 == 1) {
+      // values are in pairs
+      --skipped;
+      --seen.begin;
+    }
+    const int64_t count = seen.count();
+    score(t, p, tile, skipped, count, m);
     const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, m.scores, m.bias, nullptr);
     if (hides == Cover::kAll) return;
     const Softmax<A> softmax{m.largest + p * W, m.sums + p * W};
@@ -101,8 +224,7 @@ struct Forward {
         return x * simd::load_as<Vec<A>>(m.factors + j * kLanes<A>);
       });
     }
-    multiply_keys(problem.sizes.value_size, values.from_row(skipped), m.scores, m.scores, sums,
-                  count, hides);
+    add_values(t, tile, skipped, count, hides, m, sums);
   }
 
   void finish(const Task& t, int64_t p, const Memory& m) const {
@@ -142,13 +264,10 @@ struct Forward {
       const Keys range = problem.range(t.sequence, panel(t, p));
       all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
     }
+    Tile tile;
     for (int64_t begin = all.begin; begin < all.end; begin += kKeys) {
-      const Keys tile{begin, std::min(begin + kKeys, all.end)};
-      const auto keys =
-          tile_of<T>(k, t.sequence, t.key_head, tile, problem.sizes.size, {m.keys, width});
-      const auto values = tile_of<T>(v, t.sequence, t.key_head, tile, problem.sizes.value_size,
-                                     {m.values, value_width});
-      for (int64_t p = 0; p < panels; ++p) add(t, p, tile, keys, values, m);
+      load_tile(t, {begin, std::min(begin + kKeys, all.end)}, m, tile);
+      for (int64_t p = 0; p < panels; ++p) add(t, p, tile, m);
     }
     for (int64_t p = 0; p < panels; ++p) finish(t, p, m);
   }
@@ -212,9 +331,10 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
                              heads,
                              std::max<int64_t>(1, kPanels / heads),
                              width,
-                             value_width};
+                             value_width,
+                             takes_dots<T>(s)};
     const auto tasks = tasks_of(forward);
-    metalcore_variant = "panels";
+    metalcore_variant = forward.by_dots ? "panels_dots" : "panels";
     for_each_task(int64_t(tasks.size()), is_worth_threads(s),
                   [&](int64_t t) { forward(tasks[t]); });
   });

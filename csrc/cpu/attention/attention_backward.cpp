@@ -125,8 +125,9 @@ struct Backward {
       A *rows = m.rows + i * W * width, *gradients = m.gradient_rows + i * W * value_width;
       load_rows(q, t, p, m.lse + i * W, s.size, width, rows);
       load_rows(dout, t, p, m.lse + i * W, s.value_size, value_width, gradients);
-      product::to_lanes<A>({rows, width}, width, problem.scale, m.queries + i * W * width);
-      product::to_lanes<A>({gradients, value_width}, value_width, A(1),
+      product::to_lanes<A>({rows, width}, width, m.queries + i * W * width);
+      scale_panel(problem.scale, m.queries + i * W * width, width);
+      product::to_lanes<A>({gradients, value_width}, value_width,
                            m.gradients + i * W * value_width);
     }
     std::fill_n(m.sums, panels * W * width, A(0));

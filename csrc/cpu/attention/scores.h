@@ -76,6 +76,11 @@ inline void change_scores(A* scores, int64_t keys, Change change) {
   }
 }
 
+template <typename A>
+inline void scale_panel(A scale, A* panel, int64_t rows) {
+  change_scores(panel, rows, [&](Vec<A> x, int64_t, int) { return x * scale; });
+}
+
 // The number of each lane of register j.
 template <typename A>
 inline Vec<A> lane_numbers(int j) {

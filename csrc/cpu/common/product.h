@@ -133,14 +133,14 @@ inline void widen_rows(const T* x, int64_t stride, int64_t count, int64_t n,
 
 // kWidth rows, of whole registers, as a panel [n][kWidth]: row i becomes lane i.
 template <typename A>
-inline void to_lanes(Lines<const A> rows, int64_t n, A factor, A* panel) {
+inline void to_lanes(Lines<const A> rows, int64_t n, A* panel) {
   constexpr int64_t L = kLanes<A>;
   for (int64_t lane = 0; lane < kWidth<A>; lane += L) {
     for (int64_t i = 0; i < n; i += L) {
       Vec<A> r[L];
 #pragma GCC unroll 16
       for (int64_t x = 0; x < L; ++x) {
-        r[x] = simd::load_as<Vec<A>>(rows.values + (lane + x) * rows.row + i) * factor;
+        r[x] = simd::load_as<Vec<A>>(rows.values + (lane + x) * rows.row + i);
       }
       lanes::transpose<A>(r);
 #pragma GCC unroll 16
