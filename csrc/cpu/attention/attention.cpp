@@ -104,18 +104,21 @@ struct Forward {
   // Keys and values of a task: as rows of A, or with pairs of values, some of which are not finite.
   struct Tile {
     Keys range;
+    const T *key_rows, *value_rows;
     product::Broadcast<A> keys, values;
     std::vector<int64_t> special;
   };
 
   void load_tile(const Task& t, Keys range, const Memory& m, Tile& tile) const {
     const Sizes& s = problem.sizes;
+    const int64_t first = t.sequence.first_key + range.begin;
     tile.range = range;
+    tile.key_rows = k.at(t.sequence.batch, t.key_head, first);
+    tile.value_rows = v.at(t.sequence.batch, t.key_head, first);
 #if defined(MC_DOTS)
     if constexpr (std::is_same_v<T, simd::BFloat16>) {
       if (by_dots) {
-        const T* from = v.at(t.sequence.batch, t.key_head, t.sequence.first_key + range.begin);
-        product::pair_rows(from, v.row, range.count(), s.value_size,
+        product::pair_rows(tile.value_rows, v.row, range.count(), s.value_size,
                            reinterpret_cast<uint32_t*>(m.values), value_width, tile.special);
         return;
       }
@@ -127,14 +130,12 @@ struct Forward {
   }
 
   // scale * q.k of the keys from `skipped` on.
-  void score(const Task& t, int64_t p, const Tile& tile, int64_t skipped, int64_t count,
-             const Memory& m) const {
+  void score(int64_t p, const Tile& tile, int64_t skipped, int64_t count, const Memory& m) const {
     const A* const lanes = m.queries + p * width * W;
 #if defined(MC_DOTS)
     if constexpr (std::is_same_v<T, simd::BFloat16>) {
       if (by_dots) {
-        const T* from =
-            k.at(t.sequence.batch, t.key_head, t.sequence.first_key + tile.range.begin + skipped);
+        const T* from = tile.key_rows + skipped * k.row;
         product::multiply_pairs(count, {reinterpret_cast<const uint16_t*>(from), k.row, 2},
                                 reinterpret_cast<const uint32_t*>(lanes), m.scores,
                                 problem.sizes.size / 2, false);
@@ -147,8 +148,8 @@ struct Forward {
   }
 
   // sums += V^T P of the keys from `skipped` on.
-  void add_values(const Task& t, const Tile& tile, int64_t skipped, int64_t count, Cover hides,
-                  const Memory& m, A* sums) const {
+  void add_values(const Tile& tile, int64_t skipped, int64_t count, Cover hides, const Memory& m,
+                  A* sums) const {
     const int64_t n = problem.sizes.value_size;
 #if defined(MC_DOTS)
     if constexpr (std::is_same_v<T, simd::BFloat16>) {
@@ -160,9 +161,7 @@ struct Forward {
                                 shares, sums, (count + 1) / 2, true);
         for (const int64_t key : tile.special) {
           if (key < skipped || key >= skipped + count) continue;
-          add_special(
-              v.at(t.sequence.batch, t.key_head, t.sequence.first_key + tile.range.begin + key),
-              m.scores + (key - skipped) * W, sums);
+          add_special(tile.value_rows + key * v.row, m.scores + (key - skipped) * W, sums);
         }
         return;
       }
@@ -211,7 +210,7 @@ struct Forward {
       --seen.begin;
     }
     const int64_t count = seen.count();
-    score(t, p, tile, skipped, count, m);
+    score(p, tile, skipped, count, m);
     const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, m.scores, m.bias, nullptr);
     if (hides == Cover::kAll) return;
     const Softmax<A> softmax{m.largest + p * W, m.sums + p * W};
@@ -224,7 +223,7 @@ struct Forward {
         return x * simd::load_as<Vec<A>>(m.factors + j * kLanes<A>);
       });
     }
-    add_values(t, tile, skipped, count, hides, m, sums);
+    add_values(tile, skipped, count, hides, m, sums);
   }
 
   void finish(const Task& t, int64_t p, const Memory& m) const {

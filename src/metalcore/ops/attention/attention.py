@@ -229,7 +229,7 @@ def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_forward.reference
-def _(
+def attention_meaning(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -238,6 +238,7 @@ def _(
     sinks: Tensor | None,
     *how: Any,
 ) -> tuple[Tensor, Tensor]:
+    """Attention in plain torch, with a matrix of scores."""
     scores = _score(accumulate(q), _for_each_head(k, q), mask, slopes, *how)
     # without keys: some number, so that no gradient is NaN
     is_alone = ~scores.visible.any(-1)

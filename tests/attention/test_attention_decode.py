@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Attention over a cache: it equals attention over the keys that are there, and reads no others."""
+
+from math import nan
+from typing import Any
+
+import pytest
+import torch
+
+import metalcore
+from metalcore._accuracy import error, tolerance
+from tests.backends import Backend
+from tests.check import check_op
+
+
+def cache(
+    B: int, H: int, Hk: int, Tq: int, T: int, D: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    sizes = ((B, H, Tq, D), (B, Hk, T, D), (B, Hk, T, D))
+    return tuple(torch.randn(size).to(dtype) for size in sizes)
+
+
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    {"alibi_slopes": torch.rand(3, 4), "scale": 0.3},
+    {"window": 40},
+]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=["plain", "cap and sinks", "slopes", "window"])
+@pytest.mark.parametrize("Tq", [1, 3, 6])
+def test_equals_attention_of_the_keys_that_are_there(Tq: int, others: dict[str, Any]) -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        q, k, v = cache(3, 4, 2, Tq, 700, 24, dtype)
+        lengths = torch.tensor([700, 129, Tq])
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:], v[b, :, n:] = nan, nan
+        y = metalcore.attention_decode(q, k, v, lengths=lengths, **others)
+        assert y.dtype == dtype
+        for b, n in enumerate(lengths.tolist()):
+            own = dict(others)
+            if "alibi_slopes" in own:
+                own["alibi_slopes"] = own["alibi_slopes"][b]
+            alone = (x[b].double() for x in (q, k[:, :, :n], v[:, :, :n]))
+            truth = metalcore.attention(*alone, causal=True, **own)
+            assert error(y[b], truth) <= tolerance("attention_decode", dtype, 700)
+
+
+def test_matches_reference() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        q, k, v = cache(2, 6, 2, 2, 600, 40, dtype)
+        slopes, sinks = torch.rand(6), torch.randn(6)
+        for lengths in (None, torch.tensor([600, 77], dtype=torch.int32)):
+            args = (q, k, v, lengths, slopes, sinks, 0.2, 5.0, 300)
+            check_op(
+                Backend("cpu"),
+                "attention_decode",
+                args,
+                reduces_over=640,
+                differentiable=False,
+            )
+
+
+def test_entries_without_keys_give_zeros() -> None:
+    q, k, v = cache(2, 2, 2, 2, 5, 8)
+    y = metalcore.attention_decode(q, k, v, lengths=torch.tensor([0, 1]))
+    assert (y[0] == 0).all()
+    assert (y[1, :, 0] == 0).all()
+    torch.testing.assert_close(y[1, :, 1], v[1, :, 0])
+
+
+def test_a_view_of_a_larger_cache_is_read_where_it_is() -> None:
+    q, k, v = cache(2, 4, 2, 1, 64, 16)
+    rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
+    lengths = torch.tensor([50, 64])
+    expected = metalcore.attention_decode(q, k, v, lengths=lengths)
+    assert torch.equal(metalcore.attention_decode(q, *rows, lengths=lengths), expected)
+    with metalcore.trace() as t:
+        metalcore.attention_decode(q, k, v)
+    assert [(r.op, r.variant) for r in t.records] == [("attention_decode", "few_queries")]
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    q, k, v = cache(2, 8, 2, 1, 3000, 32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(metalcore.attention_decode(q, k, v))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_registration_and_compile() -> None:
+    q, k, v = cache(1, 2, 1, 1, 5, 4)
+    args = (q, k, v, torch.tensor([3]), None, None, 0.5, None, None)
+    torch.library.opcheck(torch.ops.metalcore_kernels.attention_decode.default, args)
+    run = torch.compile(
+        lambda q: metalcore.attention_decode(q, k, v, lengths=torch.tensor([3])),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    expected = metalcore.attention_decode(q, k, v, lengths=torch.tensor([3]))
+    assert torch.equal(run(q), expected)
+
+
+q, k, v = cache(2, 4, 2, 1, 9, 8)
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"lengths": torch.ones(2)}, TypeError, "lengths must be int32 or int64, got float32"),
+    ({"lengths": torch.tensor([1])}, ValueError, "lengths must have the shape [2], got [1]"),
+    (
+        {"lengths": torch.tensor([1, 10])},
+        ValueError,
+        "lengths must be from 0 to the 9 keys of the cache, got [1, 10]",
+    ),
+    ({"window": 0}, ValueError, "window must be at least 1, the key itself, got 0"),
+    ({"sinks": torch.ones(2)}, ValueError, "sinks must have the shape [4], got [2]"),
+    ({"softcap": -1.0}, ValueError, "softcap must be greater than 0, got -1.0"),
+]
+
+
+@pytest.mark.parametrize(("others", "kind", "message"), BAD, ids=[b[2] for b in BAD])
+def test_bad_input_is_named(others: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        metalcore.attention_decode(q, k, v, **others)
+    assert str(caught.value) == f"attention_decode: {message}"
+
+
+def test_a_gradient_is_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match="attention_decode: has no gradient"):
+        metalcore.attention_decode(q.clone().requires_grad_(), k, v)
