@@ -14,7 +14,7 @@ _ARITHMETIC, _LONG = 4, 24
 _MULTIPLY_LONG, _COMPARE_LONG = 20, 8
 _ADDRESS, _ACCESS = 8, 11
 _BRANCH, _COPY = 27, 10
-_SYNCHRONISE, _CALL, _SPECIAL = 11, 120, 12
+_COLLECTIVE, _SYNCHRONISE, _CALL, _SPECIAL = 33, 10, 120, 12
 _DIVIDE_REAL, _DIVIDE, _DIVIDE_LONG, _DIVIDE_LONG_BY_CONSTANT = 54, 70, 3300, 400
 _DIVISIONS = frozenset({"sdiv", "udiv", "srem", "urem"})
 _NO_CODE = ("llvm.lifetime", "llvm.assume", "llvm.experimental.noalias")
@@ -37,7 +37,7 @@ def _bytes(values: Values, step: Step) -> int:
     if i.name and values.is_shared(i.name):
         return 0
     if i.opcode in ("load", "store"):
-        return _ACCESS
+        return 0 if _is_handed_over(values, i) else _ACCESS
     if i.opcode == "br":
         return _BRANCH if i.operands else 0
     if i.opcode == "call":
@@ -57,9 +57,23 @@ def _bytes(values: Values, step: Step) -> int:
     return _ARITHMETIC * (len(step.writes) or 1)
 
 
+def _is_handed_over(values: Values, access: Instruction) -> bool:
+    """Whether it is to a local variable that is no array: there a simdgroup's operation finds its
+    operands, which are in registers on a GPU."""
+    address = access.operands[-1] if access.operands else ""
+    made = values.instructions.get(address)
+    while made and made.opcode == "getelementptr":
+        made = values.instructions.get(typed(split(made.text)[1])[1])
+    return made is not None and made.opcode == "alloca" and not made.text.startswith("[")
+
+
 def _call(i: Instruction, count: int) -> int:
     if i.callee.startswith(_NO_CODE):
         return 0
+    if i.callee == "msl_collective":
+        # loads and stores of matrices only state that all lanes take part
+        is_product = "msl_serve_multiply" in i.text
+        return _SYNCHRONISE if is_product else 0 if "msl_serve_nothing" in i.text else _COLLECTIVE
     if i.callee.startswith("msl_"):
         return _SYNCHRONISE
     if i.callee.startswith(_FUNCTIONS):
