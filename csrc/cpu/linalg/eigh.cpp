@@ -190,7 +190,9 @@ void eigh_interleaved(const Tensor& A, Tensor& L, Tensor* Q, Tensor& info) {
   const T* a = data<T>(A);
   T *l = mutable_data<T>(L), *q = Q ? mutable_data<T>(*Q) : nullptr;
   int32_t* failed = mutable_data<int32_t>(info);
-  lanes::for_each_group<T>(info.numel(), 9 * n * n * n, [&](int64_t first, int64_t count) {
+  // empty matrices have no values to look for
+  const int64_t batch = n == 0 ? 0 : info.numel();
+  lanes::for_each_group<T>(batch, 9 * n * n * n, [&](int64_t first, int64_t count) {
     Group<T> group(n, q != nullptr);
     int exponent[kLanes<T>];
     lanes::pack_matrix(a + first * size, n, n, group.ld, size, count, group.a);
