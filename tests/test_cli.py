@@ -87,7 +87,7 @@ def test_info_shows_schema_kernels_and_policy() -> None:
         "cpu": ["float32", "float64", "float16", "bfloat16"],
         "metal": ["float32", "float16", "bfloat16"],
     }
-    assert found["policy"]["metal"]["threads"] == 256
+    assert found["policy"]["metal"]["threads"] == 512
     assert "policy metal" in run(app, ["info"]).stdout
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
 import metalcore as m
-from metalcore import linalg, train
+from metalcore import attn, linalg, train
 from metalcore._op import Op
 from metalcore.ops.train.cross_entropy import in_place as cross_entropy_in_place
 
@@ -118,10 +118,19 @@ def _train() -> dict[str, Call]:
     }
 
 
+def _attention() -> dict[str, Call]:
+    q, k, v, sinks = _r(1, 2, 3, 4), _r(1, 1, 5, 4), _r(1, 1, 5, 4), _r(2)
+    how: dict[str, Any] = {"causal": True, "softcap": 4.0, "return_lse": True}
+    return {
+        "attention": (lambda q, k, v, s: m.attention(q, k, v, sinks=s, **how), (q, k, v, sinks)),
+        "attention of a mask": (lambda q, b: m.attention(q, k, v, mask=b), (q, _r(1, 2, 3, 5))),
+    }
+
+
 def calls() -> dict[str, Call]:
     """Calls of each public function, with the tensors that are differentiated."""
     torch.manual_seed(0)
-    return _linalg() | _train()
+    return _linalg() | _train() | _attention()
 
 
 def _scalar(call: Function) -> Function:
@@ -171,10 +180,11 @@ def test_jacobians_and_hessians(name: str) -> None:
 
 
 def test_every_public_function_is_among_them() -> None:
-    public = {n for module in (linalg, train) for n in module.__all__ if n[0].islower()}
+    public = {n for module in (attn, linalg, train) for n in module.__all__ if n[0].islower()}
     known = {name.split(" ")[0] for name in calls()}
-    # counts; gradients by hand, which are refused below
-    assert public - known == {"matrix_rank", "fused_mlp_bwd", "fused_attention_bwd"}
+    # counts; gradients by hand and what has none, which are refused below
+    refused = {"fused_mlp_bwd", "fused_attention_bwd", "attention_decode"}
+    assert public - known == {"matrix_rank"} | refused
 
 
 def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
@@ -194,6 +204,9 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
         hidden = (cos, cos, x[None], *(_r(6, 6) for _ in range(3)), *adapters, 1.0)
         return m.fused_attention_bwd(q, q, q, *hidden, _r(1, 4, 6), w, torch.rand(1, 4).to(x))
 
+    def decode(x: Tensor) -> Any:
+        return m.attention_decode(x.view(1, 4, 1, 6), *(_r(1, 2, 7, 6) for _ in range(2)))
+
     return {
         "add_rms_norm_": (lambda x: Op.all["add_rms_norm_"](x, _r(4, 6), w, 1e-6, 0.0), x),
         "cross_entropy_": (
@@ -209,6 +222,7 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
         ),
         "fused_mlp_bwd": (mlp, x),
         "fused_attention_bwd": (attention, x),
+        "attention_decode": (decode, x),
     }
 
 

@@ -178,7 +178,7 @@ def test_a_group_larger_than_the_gpu_has_registers_for_is_refused(folder: Path) 
     source.kernel.cache_clear()
 
 
-@pytest.mark.parametrize("file", [f for f in source.files() if f.startswith("train/")])
+@pytest.mark.parametrize("file", source.files())
 def test_every_kernel_declares_its_largest_group(file: str) -> None:
     unlimited = [name for name, s in source.signatures(file).items() if s.threads_limit is None]
     assert unlimited == []

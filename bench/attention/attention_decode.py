@@ -20,7 +20,7 @@ def _torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-BENCH = Bench(
+_BENCH = Bench(
     op="attention/attention_decode",
     run=metalcore.attention_decode,
     peers={"torch": _torch},
@@ -34,3 +34,4 @@ BENCH = Bench(
     bytes_moved=lambda q, k, v: nbytes(q, k, v, q),
     plot_over="length",
 )
+BENCHES = (_BENCH,)

@@ -8,7 +8,7 @@ from .ssa import Function, Instruction, bits, lanes, split, typed
 from .values import Values
 
 # Bytes for each value that an instruction makes, by kind: fitted to the code that Mesa's compiler
-# makes of 219 kernels (half of them within 10 %, nine of ten within 1.6).
+# makes of 219 kernels (median ratio 1.03, eight of ten between 0.64 and 1.17).
 _START = 120
 _ARITHMETIC, _LONG = 4, 24
 _MULTIPLY_LONG, _COMPARE_LONG = 20, 8

@@ -95,7 +95,7 @@ def test_what_does_not_change_the_result_does_not(
 ) -> None:
     first = built()
     commands.take()
-    monkeypatch.setattr(compiler, "_WHOLE", [*compiler._WHOLE, "-fwrapv"])
+    monkeypatch.setattr(compiler, "_GPU", [*compiler._GPU, "-fwrapv"])
     monkeypatch.chdir(folder)
     assert built() == first
     assert commands.take() == []

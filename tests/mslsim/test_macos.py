@@ -19,5 +19,5 @@ def test_a_library_with_open_symbols_links(tmp_path: Path, monkeypatch: pytest.M
     source.write_text("void barrier(int); void kernel(void) { barrier(1); }\n")
     compiler._execute([*FOR_MACOS, "-c", str(source), "-o", str(made)])
     monkeypatch.setattr("sys.platform", "darwin")
-    Toolchain(FOR_MACOS, FOR_MACOS, "", is_zig=True).link([made], library)
+    Toolchain(FOR_MACOS, FOR_MACOS, FOR_MACOS, "", is_zig=True).link([made], library)
     assert library.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"

@@ -83,8 +83,8 @@ def test_the_summary_says_what_was_not_examined() -> None:
         others = {"Embedding": 1, "LlamaAttention": LAYERS, "LlamaRotaryEmbedding": 1}
         assert summary.not_examined == others
         words = " ".join(str(summary).split())
-        assert "Not examined, because no part that was asked for looks for what they comp" in words
-        assert "4 modules of 3 classes: Embedding (1), LlamaAttention (2)" in words
+        told = "Not examined, 4 modules of 3 classes that no part asked for would replace"
+        assert told in words
     with metalcore.accelerate(model) as summary:
         assert summary.not_examined == {"Embedding": 1, "LlamaRotaryEmbedding": 1}
 

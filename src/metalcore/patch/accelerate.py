@@ -87,8 +87,8 @@ class Summary:
             modules, classes = sum(self.not_examined.values()), len(self.not_examined)
             names = ", ".join(f"{cls} ({n})" for cls, n in self.not_examined.items())
             table.caption = (
-                "Not examined, because no part that was asked for looks for what they compute, "
-                f"{modules} modules of {classes} classes: {names}"
+                f"Not examined, {modules} modules of {classes} classes that no part asked for "
+                f"would replace: {names}"
             )
             table.caption_justify = "left"
         return table
