@@ -16,6 +16,8 @@ from metalcore import _native, _torch
 LinAlgError = _torch.LinAlgError
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAPACK_TYPES = (torch.float32, torch.float64)
+# by its own name: to look it up takes as long as the question
+_STRIDED = torch.strided
 
 
 def shape(x: Tensor | None) -> str:
@@ -56,7 +58,7 @@ def expect_tensors(op: str, **values: Tensor) -> None:
     for name, x in values.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(x).__name__}")
-        if x.layout is not torch.strided:
+        if x.layout is not _STRIDED:
             layout = str(x.layout).removeprefix("torch.")
             raise TypeError(
                 f"{op}: {name} must be dense, got {layout}; convert it with {name}.to_dense()"
@@ -65,8 +67,9 @@ def expect_tensors(op: str, **values: Tensor) -> None:
 
 def expect_float(op: str, **tensors: Tensor) -> None:
     """Each must be a dense tensor of a floating type that metalcore computes in."""
-    expect_tensors(op, **tensors)
     for name, x in tensors.items():
+        if not isinstance(x, Tensor) or x.layout is not _STRIDED:
+            expect_tensors(op, **{name: x})
         if x.dtype not in FLOATS:
             raise TypeError(
                 f"{op}: {name} must be float32, float64, float16 or bfloat16, "
@@ -75,7 +78,9 @@ def expect_float(op: str, **tensors: Tensor) -> None:
 
 
 def expect_float_or_none(op: str, **tensors: Tensor | None) -> None:
-    expect_float(op, **{name: x for name, x in tensors.items() if x is not None})
+    for name, x in tensors.items():
+        if x is not None:
+            expect_float(op, **{name: x})
 
 
 def expect_same_device(op: str, **tensors: Tensor | None) -> None:
