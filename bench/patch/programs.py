@@ -3,7 +3,7 @@
 in what comes after it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ import metalcore
 
 from ..harness import Bench
 from ..program._steps import bench as of_model
-from ..program._steps import language_model, training_steps
+from ..program._steps import llama, training_steps
 
 Program = Callable[..., Sequence[Tensor]]
 _BOTH = (torch.float32, torch.float64)
@@ -110,19 +110,7 @@ def _samples(groups: int, samples: int, n: int, dtype: torch.dtype) -> list[Tens
 
 
 _WORDS, _LAYERS = 8000, 2
-
-
-def _llama() -> Any:
-    return language_model(
-        "llama",
-        vocab_size=_WORDS,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
+_llama = partial(llama, _WORDS, _LAYERS, width=256)
 
 
 BENCHES = (

@@ -34,6 +34,21 @@ def language_model(family: str, **sizes: Any) -> nn.Module:
     return model
 
 
+def llama(words: int, layers: int, width: int = 512) -> nn.Module:
+    """With heads of 64."""
+    heads = width // 64
+    return language_model(
+        "llama",
+        vocab_size=words,
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        use_cache=False,
+    )
+
+
 def training_steps(
     build: Callable[[], nn.Module],
     prepare: Optimizer = plain,

@@ -15,21 +15,11 @@ from torch import Tensor, nn
 import metalcore
 
 from ..harness import Bench, Built
-from ._steps import Optimizer, accelerated, bench, language_model, plain, training_steps
+from ._steps import Optimizer, accelerated, bench, llama, plain, training_steps
 
 _WORDS, _LAYERS = 16000, 2
 
-_llama = partial(
-    language_model,
-    "llama",
-    vocab_size=_WORDS,
-    hidden_size=512,
-    intermediate_size=1376,
-    num_hidden_layers=_LAYERS,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    use_cache=False,
-)
+_llama = partial(llama, _WORDS, _LAYERS)
 
 
 def _compiled(prepare: Optimizer) -> Optimizer:

@@ -6,21 +6,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from ._steps import accelerated, bench, language_model, training_steps
+from ._steps import accelerated, bench, llama, training_steps
 
 _WORDS, _LAYERS = 32000, 8
 
-_llama = partial(
-    language_model,
-    "llama",
-    vocab_size=_WORDS,
-    hidden_size=512,
-    intermediate_size=1376,
-    num_hidden_layers=_LAYERS,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    use_cache=False,
-)
+_llama = partial(llama, _WORDS, _LAYERS)
 
 
 def _fused(model: nn.Module) -> torch.optim.Optimizer:

@@ -221,7 +221,8 @@ def test_numbers_that_overflow_in_other_units() -> None:
     for scale in (-1.5, 0.0, 80.0):
         y = metalcore.attention(q, k, v, scale=scale)
         truth = torch.softmax(scale * q.double() @ k.double().mT, -1) @ v.double()
-        torch.testing.assert_close(y, truth.float(), rtol=1e-4, atol=1e-5)
+        # what products are rounded by grows with the scale
+        assert error(y, truth) <= tolerance("attention", y.dtype, 8) * max(1.0, abs(scale))
 
 
 def test_bits_do_not_depend_on_threads_or_neighbours() -> None:

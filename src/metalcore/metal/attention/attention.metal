@@ -23,6 +23,7 @@ template <
     bool ALIBI,
     bool SINKS,
     bool PACKED>
+// mslsim: allow(code): tiles are multiplied in registers, which takes constant indices
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void attention(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],

@@ -139,6 +139,7 @@ template <
     bool CAP,
     bool ALIBI,
     bool PACKED>
+// mslsim: allow(spills): a few of the sums of heads of 256
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void attention_dq(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
