@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The C++ compiler behind the simulator: clang 19 or later, or the one in the ziglang package."""
+"""The C++ compiler behind the simulator: the one in the ziglang package, or clang 19 or later."""
 
 from __future__ import annotations
 
@@ -250,28 +250,42 @@ def _limit_memory(process: int) -> None:
 @lru_cache(maxsize=1)
 def toolchain() -> Toolchain:
     """The compiler to use, found once per process: $MSLSIM_CXX (a clang++, or `zig` for the one of
-    the ziglang package), else a clang++ on PATH, else zig."""
+    the ziglang package), else zig, whose version pip knows and registers were fitted to, else a
+    clang++ on PATH."""
     chosen = os.environ.get("MSLSIM_CXX")
-    names = [chosen] if chosen else ["clang++", *(f"clang++-{v}" for v in range(30, 18, -1))]
-    for name in names if chosen != "zig" else []:
+    if chosen:
+        found = _zig() if chosen == "zig" else _clang([chosen])
+        missing = f"MSLSIM_CXX={chosen} is no clang++ >= {OLDEST_CLANG}"
+    else:
+        found = _zig() or _clang(["clang++", *(f"clang++-{v}" for v in range(30, 18, -1))])
+        missing = f"needs clang >= {OLDEST_CLANG} on PATH, or: pip install ziglang"
+    if not found:
+        raise CompilerMissing(f"mslsim: {missing}")
+    return found
+
+
+def _zig() -> Toolchain | None:
+    spec = importlib.util.find_spec("ziglang")
+    if not (spec and spec.submodule_search_locations):
+        return None
+    zig = str(Path(next(iter(spec.submodule_search_locations))) / "zig")
+    driver: tuple[str, ...] = (zig, "c++")
+    clang = driver
+    if sys.platform == "linux":
+        # The clang inside zig starts in half the time, and keeps no cache of its own.
+        clang = (zig, "clang", f"--target={platform.machine()}-linux-gnu", _native())
+    identity = _version(zig, "version") + _cpu_features()
+    return Toolchain((zig, "clang"), clang, driver, identity, True)
+
+
+def _clang(names: list[str]) -> Toolchain | None:
+    for name in names:
         path = shutil.which(name)
         version = _version(path, "--version") if path else ""
         if path and _upstream_major(version) >= OLDEST_CLANG:
             command = (path, _native())
             return Toolchain((path,), command, command, version + _cpu_features(), False)
-    if chosen not in (None, "zig"):
-        raise CompilerMissing(f"mslsim: MSLSIM_CXX={chosen} is no clang++ >= {OLDEST_CLANG}")
-    spec = importlib.util.find_spec("ziglang")
-    if spec and spec.submodule_search_locations:
-        zig = str(Path(next(iter(spec.submodule_search_locations))) / "zig")
-        driver: tuple[str, ...] = (zig, "c++")
-        clang = driver
-        if sys.platform == "linux":
-            # The clang inside zig starts in half the time, and keeps no cache of its own.
-            clang = (zig, "clang", f"--target={platform.machine()}-linux-gnu", _native())
-        identity = _version(zig, "version") + _cpu_features()
-        return Toolchain((zig, "clang"), clang, driver, identity, True)
-    raise CompilerMissing(f"mslsim: needs clang >= {OLDEST_CLANG} on PATH, or: pip install ziglang")
+    return None
 
 
 def _native() -> str:
