@@ -21,6 +21,7 @@ EXAMPLES = {"tests/linalg/test_qr.py", "tests/train/test_rms_norm.py"}
 NO_UNIT_TESTS = {"tests/test_metal_kernels.py", "tests/test_docs.py"}
 FOLDERS = {
     "src/metalcore/patch": {"tests/patch"},
+    "src/metalcore/gguf": {"tests/gguf"},
     "src/mslsim": {
         f"tests/mslsim/test_{name}.py"
         for name in (

@@ -16,7 +16,7 @@ LAYERS = [
     {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
     {"nn", "optim", "attn", "linalg", "train"},
-    {"patch", "_simulate", "_where"},
+    {"patch", "gguf", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]
