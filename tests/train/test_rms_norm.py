@@ -28,6 +28,7 @@ CASES = [
     ((2, 3, 4, 8), "four dimensions"),
     ((1, 1), "one value"),
     ((0, 64), "no rows"),
+    ((0, 0), "no rows of no values"),
     ((3, 0), "no columns"),
 ]
 

@@ -18,6 +18,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 from metalcore._route import Rows
+from metalcore.ops.train._elementwise import sum_rows
 
 _route = Rows("rms_norm", "", lambda x: (x, x[0]))
 
@@ -131,7 +132,7 @@ def _(
     if dsum is not None:
         dx = dx + accumulate(dsum)
     if weight is not None and need_dweight:
-        dweight = (dy_ * normed).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+        dweight = sum_rows(dy_ * normed).to(weight.dtype)
     else:
         dweight = dy.new_empty(0)
     return dx.to(x.dtype, memory_format=torch.contiguous_format), dweight
