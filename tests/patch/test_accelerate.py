@@ -36,6 +36,7 @@ def test_a_family_computes_the_same_with_metalcore(family: Family) -> None:
         found, found_grads = gradients(model, tokens)
     calls = Counter(r.op for r in t.records)
     assert calls["rope"] == 2 * LAYERS  # forward and backward
+    assert calls["attention"] == calls["attention_backward"] == LAYERS
     assert {op: calls[op] for op in family.ops if op != "rope"} == {
         op: n for op, n in family.ops.items() if op != "rope"
     }, t
@@ -46,7 +47,9 @@ def test_a_family_computes_the_same_with_metalcore(family: Family) -> None:
     assert found_grads.keys() == grads.keys()
     for name, grad in grads.items():
         assert error(found_grads[name], grad) <= allowed(), name
-    assert torch.equal(same_text(model, tokens), written)
+    with metalcore.trace() as t:
+        assert torch.equal(same_text(model, tokens), written)
+    assert Counter(r.op for r in t.records)["attention_decode"] == 4 * LAYERS
     now = model.state_dict(keep_vars=True)
     assert list(now) == list(weights)
     assert all(now[name] is weights[name] for name in weights)
@@ -68,6 +71,7 @@ def test_the_summary_says_what_was_done_and_what_was_left_alone() -> None:
         for words in (
             ("norm", "LlamaRMSNorm", "2", "rms_norm"),
             ("norm", "LlamaRMSNorm", "1", "its forward was replaced already"),
+            ("attention", "LlamaAttention", "1", "attention"),
             ("mlp", "LlamaMLP", "1", "swiglu"),
             ("loss", "LlamaForCausalLM", "1", "linear_cross_entropy"),
         ):
@@ -79,7 +83,7 @@ def test_the_summary_says_what_was_done_and_what_was_left_alone() -> None:
 
 def test_the_summary_says_what_was_not_examined() -> None:
     model = build()
-    with metalcore.accelerate(model, rope=False) as summary:
+    with metalcore.accelerate(model, rope=False, attention=False) as summary:
         others = {"Embedding": 1, "LlamaAttention": LAYERS, "LlamaRotaryEmbedding": 1}
         assert summary.not_examined == others
         words = " ".join(str(summary).split())
@@ -152,5 +156,6 @@ def test_parts_can_be_chosen() -> None:
     with metalcore.trace() as t:
         model(tokens, labels=tokens)
     assert Counter(r.op for r in t.records) == {"rms_norm": 5, "rope": 2}
-    with metalcore.accelerate(model, rms_norm=False, rope=False, loss=False) as summary:
+    others = {"rms_norm": False, "rope": False, "attention": False, "loss": False}
+    with metalcore.accelerate(model, **others) as summary:
         assert {r.layer for r in summary.rows} == {"mlp"}

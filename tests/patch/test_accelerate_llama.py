@@ -264,7 +264,12 @@ def test_compiled_models_have_no_graph_break() -> None:
         assert type(found.logits) is Tensor
         assert error(found.logits, out.logits) <= allowed()
         assert_close(grads, plain, allowed())  # type: ignore[arg-type]
-        for op, count in (("rms_norm", NORMS), ("rope", LAYERS), ("swiglu", LAYERS)):
+        for op, count in (
+            ("rms_norm", NORMS),
+            ("rope", LAYERS),
+            ("attention", LAYERS),
+            ("swiglu", LAYERS),
+        ):
             assert called[f"metalcore.{op}.default"] == count, called
     torch._dynamo.reset()
 
@@ -279,6 +284,7 @@ def test_metal_kernels_compute_a_whole_step() -> None:
     assert {r.path.split(":")[0] for r in t.records} == {"sim"}
     assert calls["rms_norm"] == calls["rms_norm_backward"] == 3
     assert calls["rope"] == 2
+    assert calls["attention"] == calls["attention_backward"] == 1
     assert calls["swiglu"] == calls["swiglu_backward"] == calls["cross_entropy_"] == 1
     assert error(found.loss, out.loss) <= allowed()
     assert_close(grads, plain, allowed())

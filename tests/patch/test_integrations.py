@@ -85,7 +85,7 @@ def test_a_trainer_with_the_callback_takes_the_same_steps(
 def test_a_model_that_is_made_later_is_accelerated_with_the_parts_that_are_wanted(
     tmp_path: Path,
 ) -> None:
-    callback = MetalcoreCallback(loss=False, rope=False)
+    callback = MetalcoreCallback(loss=False, rope=False, attention=False)
     made = make(tmp_path, None, [callback], model_init=lambda: build())
     with metalcore.trace() as t:
         made.train()

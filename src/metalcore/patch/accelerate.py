@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from metalcore.patch import activations, norms, rotary
+from metalcore.patch import attention as attentions
 from metalcore.patch import loss as losses
 from metalcore.patch import mlp as mlps
 from metalcore.patch.swap import Swapped, restore, swap, swapped_by
@@ -44,6 +45,7 @@ class Summary:
     not_examined: dict[str, int] = field(default_factory=dict)
     _model: nn.Module | None = field(default=None, repr=False)
     _swapped: list[nn.Module] = field(default_factory=list, repr=False)
+    _attention: list[tuple[attentions.Layers, str]] = field(default_factory=list, repr=False)
     _call: str = field(default_factory=lambda: uuid4().hex, repr=False)
 
     def undo(self) -> None:
@@ -54,7 +56,9 @@ class Summary:
         for module in self._model.modules() if self._model else ():
             if swapped_by(module) == self._call:
                 restore(module)
-        self._swapped, self._model = [], None
+        for layers, name in self._attention:
+            attentions.restore(layers, name)
+        self._swapped, self._attention, self._model = [], [], None
 
     def swap(self, module: nn.Module, kind: type[Swapped], how: Any) -> None:
         """Let `kind` compute for `module` until `undo()`."""
@@ -62,7 +66,8 @@ class Summary:
         self._swapped.append(module)
 
     def count(self, layer: str) -> int:
-        """How many layers of a kind (`norm`, `rope`, `mlp`, `loss`) metalcore computes now."""
+        """How many layers of a kind (`norm`, `rope`, `attention`, `mlp`, `loss`) metalcore computes
+        now."""
         return sum(r.count for r in self.rows if r.layer == layer and r.by)
 
     def __enter__(self) -> "Summary":
@@ -106,6 +111,7 @@ def accelerate(
     rms_norm: bool = True,
     layer_norm: bool = True,
     rope: bool = True,
+    attention: bool = True,
     mlp: bool = True,
     loss: bool = True,
 ) -> Summary:
@@ -119,6 +125,8 @@ def accelerate(
         model: a transformers model, or any module; its parts are searched.
         rms_norm, layer_norm: norms become `rms_norm` and `layer_norm`.
         rope: rotary embedding becomes `apply_rotary_pos_emb`.
+        attention: what layers look up in the `AttentionInterface` of transformers becomes
+            `attention`, and `attention_decode` in generation.
         mlp: products and activations of feed-forward layers become `swiglu`, `geglu`, `gelu`.
         loss: with `labels`, the loss becomes `linear_cross_entropy`, and logits are computed only
             if somebody looks at them.
@@ -146,6 +154,8 @@ def accelerate(
         examined |= _each(summary, model, "norm", norms, kinds)
     if rope:
         examined |= _each(summary, model, "rope", rotary, [rotary.Attention])
+    if attention:
+        examined |= _attention(summary, model)
     if mlp:
         layers = _each(summary, model, "mlp", mlps, mlps.KINDS)
         within = {
@@ -258,6 +268,21 @@ def _describe(kind: type[Swapped], how: Any) -> str:
     return mlps.OP[act] + (", tanh" if act == "gelu_tanh" else "") + halves
 
 
+def _attention(summary: Summary, model: nn.Module) -> set[nn.Module]:
+    """Let the attention layers call ours; they are returned."""
+    found = [(layers, attentions.why_not(layers)) for layers in attentions.find(model)]
+    refused = {id(layers.model): why for layers, why in found if why}
+    for layers, _ in found:
+        # one config, one name
+        why = refused.get(id(layers.model), "")
+        name = type(layers.modules[0]).__name__
+        if not why and layers.model.config._attn_implementation != attentions.NAME:
+            summary._attention.append((layers, attentions.use(layers)))
+        row = Row("attention", name, len(layers.modules), "" if why else "attention", why)
+        summary.rows.append(row)
+    return {module for layers, _ in found for module in layers.modules}
+
+
 def _loss(summary: Summary, model: nn.Module) -> set[nn.Module]:
     """Exchange the models that compute a loss, and their output layers, which are returned."""
     heads: set[nn.Module] = set()
@@ -282,10 +307,11 @@ def _loss(summary: Summary, model: nn.Module) -> set[nn.Module]:
 
 def patch_transformers_rmsnorm(model: nn.Module) -> int:
     """Replace the RMSNorms of `model` as `accelerate` does; how many there were."""
-    return accelerate(model, layer_norm=False, rope=False, mlp=False, loss=False).count("norm")
+    others = {"layer_norm": False, "rope": False, "attention": False, "mlp": False, "loss": False}
+    return accelerate(model, **others).count("norm")
 
 
 def patch_transformers_rope(model: nn.Module) -> int:
     """Replace the rotary embedding of `model` as `accelerate` does; in how many layers."""
-    wanted = {"rms_norm": False, "layer_norm": False, "mlp": False, "loss": False}
-    return accelerate(model, **wanted).count("rope")
+    others = {"rms_norm": False, "layer_norm": False, "attention": False}
+    return accelerate(model, **others, mlp=False, loss=False).count("rope")
