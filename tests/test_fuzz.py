@@ -50,10 +50,13 @@ def test_kernels_of(family: str) -> None:
 
 
 def _like(x: Tensor, shape: list[int]) -> Tensor:
-    """Values as in `x`, none negative if none is; of square matrices, positive definite ones."""
+    """Values as in `x`, none negative if none is, and one if it is one: a limit at random would be
+    as large as what it divides. Of square matrices, positive definite ones."""
     if not x.is_floating_point():
         most = int(x.max()) + 1 if x.numel() else 1
         return torch.randint(most, shape, dtype=x.dtype) if x.dtype != torch.uint8 else x
+    if x.numel() > 1 and (x == x.flatten()[0]).all():
+        return x.new_full(shape, x.flatten()[0].item())
     y = torch.randn(shape)
     if (x >= 0).all():
         y = y.abs()
