@@ -184,7 +184,8 @@ def test_every_public_function_is_among_them() -> None:
     known = {name.split(" ")[0] for name in calls()}
     # counts; gradients by hand and what has none, which are refused below
     refused = {"fused_mlp_bwd", "fused_attention_bwd", "attention_decode"}
-    assert public - known == {"matrix_rank"} | refused
+    pages = {"paged_attention", "paged_write", "copy_blocks", "swap_blocks"}
+    assert public - known == {"matrix_rank"} | refused | pages
 
 
 def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
@@ -207,6 +208,14 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
     def decode(x: Tensor) -> Any:
         return m.attention_decode(x.view(1, 4, 1, 6), *(_r(1, 2, 7, 6) for _ in range(2)))
 
+    def paged(x: Tensor) -> Any:
+        places = (torch.tensor([[0, 1]]), torch.tensor([7]))
+        return m.paged_attention(x.view(1, 4, 1, 6), *(_r(2, 4, 2, 6) for _ in range(2)), *places)
+
+    def write(x: Tensor) -> Any:
+        new = x.view(4, 1, 6)
+        return m.paged_write(new, new, *(_r(2, 4, 1, 6) for _ in range(2)), torch.arange(4))
+
     return {
         "add_rms_norm_": (lambda x: Op.all["add_rms_norm_"](x, _r(4, 6), w, 1e-6, 0.0), x),
         "cross_entropy_": (
@@ -223,6 +232,8 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
         "fused_mlp_bwd": (mlp, x),
         "fused_attention_bwd": (attention, x),
         "attention_decode": (decode, x),
+        "paged_attention": (paged, x),
+        "paged_write": (write, x),
     }
 
 

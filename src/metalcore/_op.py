@@ -183,7 +183,8 @@ class Op(Composition):
             outputs = kernel(*args)
             # what autograd saved of a written argument is void, and it must know
             for i in written:
-                torch.autograd.graph.increment_version(args[i])
+                if args[i] is not None:
+                    torch.autograd.graph.increment_version(args[i])
             return outputs
 
         self._compute = write if written else kernel

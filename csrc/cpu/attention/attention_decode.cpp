@@ -29,7 +29,8 @@ std::vector<Sequence> sequences_in_cache(const std::optional<Tensor>& lengths, c
 }
 
 std::tuple<Tensor, Tensor> attention_decode(const Tensor& q_in, const Tensor& k_in,
-                                            const Tensor& v_in, std::optional<Tensor> lengths,
+                                            const Tensor& v_in, std::optional<Tensor>,
+                                            std::optional<Tensor>, std::optional<Tensor> lengths,
                                             std::optional<Tensor> slopes,
                                             std::optional<Tensor> sinks, double scale,
                                             std::optional<double> softcap,

@@ -1,2 +1,5 @@
 from metalcore.ops.attention.attention import attention as attention
 from metalcore.ops.attention.attention_decode import attention_decode as attention_decode
+from metalcore.ops.attention.copy_blocks import copy_blocks as copy_blocks, swap_blocks as swap_blocks
+from metalcore.ops.attention.paged_attention import paged_attention as paged_attention
+from metalcore.ops.attention.paged_write import paged_write as paged_write

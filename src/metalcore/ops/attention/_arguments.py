@@ -13,6 +13,7 @@ from metalcore._check import (
     expect_float,
     expect_same_device,
     expect_same_dtype,
+    expect_tensors,
     is_eager,
     refuse,
     shape,
@@ -33,8 +34,15 @@ def as_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Views [B, H, T, D] of what the caller gave, which go together."""
     expect_float(op, q=q, k=k, v=v)
-    expect_same_device(op, q=q, k=k, v=v)
     expect_same_dtype(op, q=q, k=k, v=v)
+    return as_heads_of_any(op, q, k, v, are_packed)
+
+
+def as_heads_of_any(
+    op: str, q: Tensor, k: Tensor, v: Tensor, are_packed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, where k and v may be of another dtype than q."""
+    expect_same_device(op, q=q, k=k, v=v)
     ranks = (3,) if are_packed else (3, 4)
     form = "[T, H, D] with cu_seqlens" if are_packed else "[B, H, T, D] or [H, T, D]"
     if not (q.dim() == k.dim() == v.dim() and q.dim() in ranks):
@@ -53,6 +61,21 @@ def as_heads(
     if heads != key_heads and (key_heads == 0 or heads % key_heads):
         refuse(op, f"the {heads} heads of q must be a multiple of the {key_heads} of k and v")
     return q, k, v
+
+
+def as_scale(scale: float | None, q: Tensor) -> float:
+    """Of the products: D^-0.5 where the caller gave none."""
+    if scale is not None:
+        return float(scale)
+    return float(q.shape[-1] ** -0.5 if q.shape[-1] else 1)
+
+
+def as_left(op: str, window: int | None) -> int | None:
+    """How many keys before its own position a query sees."""
+    if window is None:
+        return None
+    expect(window > 0, op, f"window must be at least 1, the key itself, got {window}")
+    return window - 1
 
 
 def as_limits(op: str, causal: bool, window: Window) -> Limits:
@@ -86,15 +109,21 @@ def as_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def expect_per_head(
-    op: str, name: str, x: Tensor | None, q: Tensor, *, per_entry: bool = False
+    op: str,
+    name: str,
+    x: Tensor | None,
+    q: Tensor,
+    *,
+    per_entry: bool = False,
+    entries: int | None = None,
 ) -> None:
-    """`x` must be [H], or where `per_entry` is set also [B, H]."""
+    """`x` must be [H], or where `per_entry` is set also [B, H]; B is q's unless `entries` is."""
     if x is None:
         return
     expect_float(op, **{name: x})
     expect_same_device(op, q=q, **{name: x})
     heads = q.shape[1]
-    allowed = [(heads,), (q.shape[0], heads)] if per_entry else [(heads,)]
+    allowed = [(heads,), (entries or q.shape[0], heads)] if per_entry else [(heads,)]
     if tuple(x.shape) not in allowed:
         form = " or ".join(str(list(a)) for a in dict.fromkeys(allowed))
         refuse(op, f"{name} must have the shape {form}, got {shape(x)}")
@@ -109,18 +138,43 @@ def expect_starts(
     if starts_q is None or starts_k is None:
         refuse(op, "cu_seqlens_q and cu_seqlens_k must be given together")
     for name, starts, rows in (("cu_seqlens_q", starts_q, q), ("cu_seqlens_k", starts_k, k)):
-        if starts.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"{op}: {name} must be int32 or int64, got {dtype_name(starts.dtype)}")
-        if starts.dim() != 1 or starts.numel() == 0:
-            refuse(op, f"{name} must be [sequences + 1], got {shape(starts)}")
-        # on a GPU, a look would wait for it
-        if starts.is_cpu and is_eager() and type(starts) is Tensor:
-            values = starts.tolist()
-            if values[0] != 0 or values[-1] != rows or values != sorted(values):
-                refuse(op, f"{name} must ascend from 0 to the {rows} rows, got {values}")
+        expect_start_of_each(op, name, starts, rows)
     if starts_q.numel() != starts_k.numel():
         found = f"got {starts_q.numel() - 1} and {starts_k.numel() - 1}"
         refuse(op, f"cu_seqlens_q and cu_seqlens_k must be of as many sequences; {found}")
+
+
+def expect_start_of_each(op: str, name: str, starts: Tensor, rows: int) -> None:
+    expect_integers(op, **{name: starts})
+    if starts.dim() != 1 or starts.numel() == 0:
+        refuse(op, f"{name} must be [sequences + 1], got {shape(starts)}")
+    if can_be_read(starts):
+        values = starts.tolist()
+        if values[0] != 0 or values[-1] != rows or values != sorted(values):
+            refuse(op, f"{name} must ascend from 0 to the {rows} rows, got {values}")
+
+
+def expect_integers(op: str, **tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        expect_tensors(op, **{name: x})
+        if x.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{op}: {name} must be int32 or int64, got {dtype_name(x.dtype)}")
+
+
+def expect_lengths(op: str, lengths: Tensor, entries: int, most: int) -> None:
+    """One for each entry, none over the `most` keys there is room for."""
+    expect_integers(op, lengths=lengths)
+    if lengths.shape != (entries,):
+        refuse(op, f"lengths must have the shape [{entries}], got {shape(lengths)}")
+    if can_be_read(lengths):
+        values = lengths.tolist()
+        if any(not 0 <= n <= most for n in values):
+            refuse(op, f"lengths must be from 0 to the {most} keys of the cache, got {values}")
+
+
+def can_be_read(x: Tensor) -> bool:
+    """Whether a look at the values costs nothing: on a GPU it would wait for it."""
+    return x.is_cpu and is_eager() and type(x) is Tensor
 
 
 def expect_numbers(op: str, scale: float, softcap: float | None) -> None:

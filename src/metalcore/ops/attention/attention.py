@@ -15,6 +15,7 @@ from metalcore.ops.attention._arguments import (
     as_heads,
     as_limits,
     as_mask,
+    as_scale,
     expect_numbers,
     expect_per_head,
     expect_starts,
@@ -128,7 +129,7 @@ def attention(
     q, k, v = to_multiply(q, k, v)
     q, k, v = as_heads(op, q, k, v, are_packed)
     limits = as_limits(op, causal, window)
-    scale = float(q.shape[-1] ** -0.5 if q.shape[-1] else 1) if scale is None else float(scale)
+    scale = as_scale(scale, q)
     expect_numbers(op, scale, softcap)
     mask = None if mask is None else as_mask(op, mask, q, k)
     expect_per_head(op, "alibi_slopes", alibi_slopes, q, per_entry=True)
