@@ -34,6 +34,7 @@ _TITLES = {
     "program": "Whole models",
     "train": "Training ops",
     "attention": "Attention",
+    "xlstm": "xLSTM",
     "linalg": "Linear algebra",
     "patch": "torch's own functions, with overrides",
 }

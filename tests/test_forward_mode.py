@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
 import metalcore as m
-from metalcore import attn, linalg, train
+from metalcore import attn, linalg, train, xlstm
 from metalcore._op import Op
 from metalcore.ops.train.cross_entropy import in_place as cross_entropy_in_place
 
@@ -127,10 +127,23 @@ def _attention() -> dict[str, Call]:
     }
 
 
+def _xlstm() -> dict[str, Call]:
+    x, weight, bias, state = _r(2, 3, 4), _r(4, 3), _r(4), _r(2, 2, 4)
+    how: dict[str, Any] = {"activation": "silu", "return_last_state": True}
+    return {
+        "causal_conv1d": (
+            lambda x, w, b, s: m.causal_conv1d(x, w, b, initial_state=s, **how),
+            (x, weight, bias, state),
+        ),
+        "causal_conv1d_step": (m.causal_conv1d_step, (_r(2, 4), state, weight, bias)),
+        "multi_head_norm": (m.multi_head_norm, (_r(1, 2, 2, 4), _r(8), _r(8))),
+    }
+
+
 def calls() -> dict[str, Call]:
     """Calls of each public function, with the tensors that are differentiated."""
     torch.manual_seed(0)
-    return _linalg() | _train() | _attention()
+    return _linalg() | _train() | _attention() | _xlstm()
 
 
 def _scalar(call: Function) -> Function:
@@ -180,7 +193,9 @@ def test_jacobians_and_hessians(name: str) -> None:
 
 
 def test_every_public_function_is_among_them() -> None:
-    public = {n for module in (attn, linalg, train) for n in module.__all__ if n[0].islower()}
+    public = {
+        n for module in (attn, linalg, train, xlstm) for n in module.__all__ if n[0].islower()
+    }
     known = {name.split(" ")[0] for name in calls()}
     # counts; gradients by hand and what has none, which are refused below
     refused = {"fused_mlp_bwd", "fused_attention_bwd", "attention_decode"}

@@ -15,7 +15,7 @@ LAYERS = [
     {"_autocast", "_autograd", "_check", "_policy"},
     {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
-    {"nn", "optim", "attn", "linalg", "quant", "train"},
+    {"nn", "optim", "attn", "linalg", "quant", "train", "xlstm"},
     {"patch", "gguf", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},

@@ -20,7 +20,7 @@ from metalcore import _torch
 
 T = TypeVar("T")
 
-FAMILIES = ("attn", "linalg", "train")
+FAMILIES = ("attn", "linalg", "train", "xlstm")
 """The public packages of ops."""
 
 

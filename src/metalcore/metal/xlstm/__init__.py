@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Plans of the parts of xLSTM."""

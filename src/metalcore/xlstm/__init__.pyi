@@ -1,0 +1,2 @@
+from metalcore.ops.xlstm.causal_conv1d import causal_conv1d as causal_conv1d, causal_conv1d_step as causal_conv1d_step
+from metalcore.ops.xlstm.multi_head_norm import multi_head_norm as multi_head_norm
