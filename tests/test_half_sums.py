@@ -57,6 +57,15 @@ def _cases(rows: int, n: int) -> Iterator[tuple[str, Callable[..., Any], tuple[A
             lambda x, t, w, how=how: m.cross_entropy(x, t, w.detach(), **how),
             (x, _targets(rows, n), w),
         )
+    for how in ({}, {"is_causal": True}, {"attn_mask": torch.ones(1, rows, dtype=torch.bool)}):
+        case = "mask" if "attn_mask" in how else "causal" if how else "full"
+        yield (
+            f"scaled_dot_product_attention.{case}",
+            lambda x, how=how: m.scaled_dot_product_attention(
+                x[None, None, -3:], *2 * [x[None, None]], **how
+            ),
+            (x,),
+        )
     index = torch.zeros(rows, n, dtype=torch.int64)
     yield "gather", lambda x, i: m.gather(x, 0, i), (x, index)
     yield "index_select", lambda x, i: m.index_select(x, 0, i), (x, index[:, 0])

@@ -12,7 +12,7 @@ from torch import Tensor
 import metalcore
 from metalcore import _policy, tune
 from metalcore._accuracy import error, tolerance
-from metalcore._route import Matrices, Route, Rows, Systems, Values
+from metalcore._route import Matrices, Queries, Route, Rows, Systems, Values
 from metalcore.patch.overrides import GROUPS
 
 Write = Callable[[str], Path]
@@ -80,6 +80,17 @@ def test_rows_decide_by_their_length_too(write_policy: Write) -> None:
     # the last number holds for all longer ones
     assert _by(lambda: metalcore.softmax(x[:99])) == {"torch"}
     assert _by(lambda: metalcore.softmax(x)) == {"cpu"}
+
+
+def test_queries_decide_by_their_length_and_values(write_policy: Write) -> None:
+    rows = "{ up_to = [4, 16], from = [inf, 200] }"
+    write_policy(f"[scaled_dot_product_attention.causal]\nfloat32 = {rows}\n")
+    q = torch.randn(1, 2, 8, 16)
+    attend = metalcore.scaled_dot_product_attention
+    assert _by(lambda: attend(q[:, :, :4], q, q, is_causal=True)) == {"torch"}
+    assert _by(lambda: attend(q, q, q, is_causal=True)) == {"cpu"}
+    assert _by(lambda: attend(q[:, :1], q[:, :1], q[:, :1], is_causal=True)) == {"torch"}
+    assert _by(lambda: attend(q[:, :, :4], q, q)) == {"cpu"}
 
 
 def test_matrices_decide_by_side_form_and_number(write_policy: Write) -> None:
@@ -212,4 +223,4 @@ def test_a_crossover_is_looked_for_from_the_top(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_kind_of_route_is_in_use() -> None:
     kinds = {type(route) for route in Route.all.values()}
-    assert kinds == {Values, Rows, Matrices, Systems}
+    assert kinds == {Values, Rows, Queries, Matrices, Systems}

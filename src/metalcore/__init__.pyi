@@ -19,6 +19,7 @@ from metalcore.ops.train.rms_norm import RMSNormFunction as RMSNormFunction
 from metalcore.ops.train.rope import apply_rotary_pos_emb_single as apply_rotary_pos_emb_single
 from metalcore.patch.accelerate import patch_transformers_rmsnorm as patch_transformers_rmsnorm, patch_transformers_rope as patch_transformers_rope
 from metalcore.patch.comfy import is_patched as is_patched, patch_comfy as patch_comfy, unpatch_comfy as unpatch_comfy
+from metalcore.patch.overrides import disable_slow_metal_sdpa as disable_slow_metal_sdpa, enable_slow_metal_sdpa as enable_slow_metal_sdpa, is_slow_metal_sdpa_enabled as is_slow_metal_sdpa_enabled
 MetalEmbeddingBag = nn.EmbeddingBag
 MetalGELU = nn.GELU
 MetalLayerNorm = nn.LayerNorm
@@ -27,6 +28,7 @@ MetalSiLU = nn.SiLU
 MetalSoftmax = nn.Softmax
 fused_softmax = softmax
 metal_gelu = gelu
+metal_scaled_dot_product_attention = scaled_dot_product_attention
 metal_silu = silu
 rope_forward = apply_rotary_pos_emb
 rope_fwd = apply_rotary_pos_emb

@@ -208,6 +208,15 @@ class Rows(Route):
         return "", x.size(-1), x.numel()
 
 
+class Queries(Route):
+    """Decided by the length of queries [..., length, D] and the number of their values."""
+
+    least_rank = 3
+
+    def _features(self, x: Tensor) -> tuple[str, int, int]:
+        return "", x.size(-2), x.numel()
+
+
 class Matrices(Route):
     """Decided by the longer side of matrices [..., M, N], whether it is at least twice the other
     one (tall), and their number. A single one (alone) may have an algorithm of its own."""

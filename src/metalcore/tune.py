@@ -24,7 +24,7 @@ import metalcore
 from metalcore import _policy
 from metalcore._check import one_of
 from metalcore._measure import processor
-from metalcore._route import Kind, Matrices, Route, Rows, Systems
+from metalcore._route import Kind, Matrices, Queries, Route, Rows, Systems
 from metalcore.metal.run import has_metal_kernels
 
 # What is measured: values, lengths of rows, sides of matrices and how many of them.
@@ -33,6 +33,8 @@ _LENGTHS = (4, 16, 64, 256, 1024, 4096)
 _SIDES = (4, 8, 16, 32, 64, 128, 256, 512)
 _BATCHES = (1, 2, 3, 4, 6, 10, 20, 50, 150, 500)
 _MOST_IN_MATRICES = 1 << 19
+_QUERIES = (1, 4, 16, 64, 256, 1024)
+_HEADS, _HEAD_SIZE, _MOST_QUERIES = (1, 2, 4, 8, 16, 32), 64, 1 << 18
 _THREADS = (32, 64, 128, 256, 512)
 # Seconds for each of these, and by how much ours must be ahead: less is noise.
 _SECONDS = 0.02
@@ -96,6 +98,9 @@ def scans(route: Route, kind: Kind) -> Iterator[Scan]:
                 yield _matrices(
                     side, columns, columns, [1] if "alone" in kind.form else _BATCHES[1:]
                 )
+    elif isinstance(route, Queries):
+        for length in _QUERIES:
+            yield _queries(length)
     elif isinstance(route, Rows):
         for length in _LENGTHS:
             yield _rows(length)
@@ -109,6 +114,14 @@ def _matrices(side: int, columns: int, most_columns: int, batches: Sequence[int]
     counts = [b for b in batches if b <= max(batches[0], largest)]
     # a single matrix has no dimension for its batch
     return Scan(side, counts, lambda b: torch.randn(*([b] if b > 1 else []), side, columns))
+
+
+def _queries(length: int) -> Scan:
+    heads = [n for n in _HEADS if n * length * _HEAD_SIZE <= _MOST_QUERIES]
+    counts = [n * length * _HEAD_SIZE for n in heads]
+    return Scan(
+        length, counts, lambda n: torch.randn(1, n // (length * _HEAD_SIZE), length, _HEAD_SIZE)
+    )
 
 
 def _rows(length: int) -> Scan:

@@ -89,7 +89,7 @@ def test_solve_keeps_its_arguments() -> None:
     assert t.paths["solve"]
 
 
-def test_attention_stays_torchs_and_says_so() -> None:
+def test_attention_keeps_its_arguments() -> None:
     q, k, v = torch.randn(3, 2, 4, 7, 16).unbind()
     mask = torch.rand(7, 7) > 0.3
     options: list[dict[str, Any]] = [
@@ -98,14 +98,27 @@ def test_attention_stays_torchs_and_says_so() -> None:
         {"dropout_p": 0.0, "enable_gqa": True},
     ]
     truths = [F.scaled_dot_product_attention(q, k, v, **o) for o in options]
+    allowed = tolerance("attention", torch.float32, 23)
     metalcore.patch_comfy(sdpa=True, verbose=False)
     with metalcore.trace() as t:
         for o, truth in zip(options, truths, strict=True):
-            assert torch.equal(F.scaled_dot_product_attention(q, k, v, **o), truth)
-        assert torch.equal(
-            F.scaled_dot_product_attention(query=q, key=k, value=v, **options[0]), truths[0]
-        )
-    assert [r.path for r in t.records] == ["torch"] * 4
-    assert t.records[0].op == "scaled_dot_product_attention"
+            assert error(F.scaled_dot_product_attention(q, k, v, **o), truth) <= allowed
+        named = F.scaled_dot_product_attention(query=q, key=k, value=v, **options[0])
+        assert error(named, truths[0]) <= allowed
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert [r.op for r in t.records] == ["attention"] * 4 + ["scaled_dot_product_attention"]
+    assert t.paths["scaled_dot_product_attention"] == {"torch"}
     with pytest.raises(TypeError):
         F.scaled_dot_product_attention(q)
+
+
+def test_the_switch_of_the_original() -> None:
+    q = torch.randn(1, 2, 7, 16)
+    assert not metalcore.is_slow_metal_sdpa_enabled()
+    metalcore.enable_slow_metal_sdpa()
+    assert metalcore.is_slow_metal_sdpa_enabled()
+    with metalcore.trace() as t:
+        F.scaled_dot_product_attention(q, q, q)
+    assert set(t.paths) == {"attention"}
+    metalcore.disable_slow_metal_sdpa()
+    assert F.scaled_dot_product_attention is SDPA

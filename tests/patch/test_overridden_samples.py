@@ -24,7 +24,7 @@ NAMES = (
     *("linalg.solve", "linalg.solve_ex", "linalg.eigh", "linalg.eigvalsh", "linalg.lstsq"),
     *("linalg.pinv", "linalg.inv", "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.lu"),
     *("cholesky_solve", "cholesky_inverse", "linalg.solve_triangular", "linalg.matrix_rank"),
-    *("linalg.cond", "linalg.matrix_norm"),
+    *("linalg.cond", "linalg.matrix_norm", "nn.functional.scaled_dot_product_attention"),
 )
 OPS = [op for op in op_db if op.name in NAMES]
 

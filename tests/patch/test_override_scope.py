@@ -36,10 +36,10 @@ def test_groups_one_by_one() -> None:
     assert list(metalcore.get_active_overrides()) == list(GROUPS)
     metalcore.disable_pytorch_overrides()
     assert metalcore.get_active_overrides() == {}
-    with pytest.raises(ValueError, match=r"takes activations, .* got 'attention'"):
-        metalcore.disable_pytorch_overrides("attention")
-    with pytest.raises(TypeError, match="attention"):
-        metalcore.enable_pytorch_overrides(attention=True)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"takes activations, .* got 'convolution'"):
+        metalcore.disable_pytorch_overrides("convolution")
+    with pytest.raises(TypeError, match="convolution"):
+        metalcore.enable_pytorch_overrides(convolution=True)  # type: ignore[call-arg]
 
 
 def test_verbose_names_what_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:

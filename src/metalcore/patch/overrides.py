@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from metalcore._check import expect
-from metalcore.patch import _functions, _linalg, _replace, _singular_values, _systems, _training
+from metalcore.patch import (
+    _attention,
+    _functions,
+    _linalg,
+    _replace,
+    _singular_values,
+    _systems,
+    _training,
+)
 
 __all__ = [
     "disable_pytorch_overrides",
@@ -23,11 +31,11 @@ __all__ = [
 ]
 
 # These fill _replace.PLACES.
-_FILLED_BY = (_functions, _linalg, _singular_values, _systems, _training)
-_HOLDER = "metalcore overrides"
+_FILLED_BY = (_attention, _functions, _linalg, _singular_values, _systems, _training)
+_HOLDER, _SDPA = "metalcore overrides", "enable_slow_metal_sdpa"
 GROUPS = (
     *("activations", "embedding_bag", "normalization", "softmax", "losses"),
-    *("linalg", "optimizers"),
+    *("linalg", "optimizers", "attention"),
 )
 
 
@@ -42,6 +50,7 @@ def enable_pytorch_overrides(
     verbose: bool = False,
     *,
     losses: bool = True,
+    attention: bool = True,
 ) -> None:
     """Let torch's functions use metalcore from now on, in all threads.
 
@@ -57,6 +66,7 @@ def enable_pytorch_overrides(
         linalg: decompositions and solvers of `torch.linalg`, for batches of small matrices.
         optimizers: the step of `torch.optim.AdamW`, and of `Adam` without weight decay.
         losses: `F.cross_entropy` of class indices.
+        attention: `F.scaled_dot_product_attention`.
         all: all of these, whatever else is given.
         verbose: print what is replaced.
 
@@ -64,7 +74,7 @@ def enable_pytorch_overrides(
         >>> metalcore.enable_pytorch_overrides()
     """
     chosen = (activations, embedding_bag, normalization, softmax, losses, linalg, optimizers)
-    groups = _groups(chosen, all)
+    groups = _groups((*chosen, attention), all)
     _replace.hold(_HOLDER, groups)
     if verbose:
         describe(groups)
@@ -112,13 +122,14 @@ def overrides(
     verbose: bool = False,
     *,
     losses: bool = True,
+    attention: bool = True,
 ) -> Iterator[None]:
     """`enable_pytorch_overrides` for a block, and for the thread (and asyncio task) that runs it
     alone. Blocks may be nested; each adds its groups.
 
     Args:
-        activations, embedding_bag, normalization, softmax, linalg, optimizers, losses: as for
-            `enable_pytorch_overrides`.
+        activations, embedding_bag, normalization, softmax, linalg, optimizers, losses, attention:
+            as for `enable_pytorch_overrides`.
         all, verbose: likewise.
 
     Example:
@@ -127,7 +138,7 @@ def overrides(
         ...     loss.backward()
     """
     chosen = (activations, embedding_bag, normalization, softmax, losses, linalg, optimizers)
-    groups = _groups(chosen, all)
+    groups = _groups((*chosen, attention), all)
     if verbose:
         describe(groups)
     with _replace.block(groups):
@@ -143,3 +154,19 @@ def describe(groups: Collection[str]) -> None:
     for group in groups:
         names = ", ".join(map(str, _replace.PLACES[group]))
         Console().print(f"metalcore replaces {group}: {names}", highlight=False, soft_wrap=True)
+
+
+def enable_slow_metal_sdpa() -> None:
+    """Let `F.scaled_dot_product_attention` use metalcore where it is faster, in all threads. The
+    name is the original's, whose kernel was slow."""
+    _replace.hold(_SDPA, ["attention"])
+
+
+def disable_slow_metal_sdpa() -> None:
+    """Take back what `enable_slow_metal_sdpa` did."""
+    _replace.release(_SDPA, ["attention"])
+
+
+def is_slow_metal_sdpa_enabled() -> bool:
+    """Whether `enable_slow_metal_sdpa` is in force."""
+    return bool(_replace.held_everywhere(_SDPA))
