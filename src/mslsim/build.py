@@ -58,7 +58,9 @@ class Build:
 def _shim() -> dict[str, str]:
     """The texts of the headers in front of every kernel, by name."""
     files = included(PACKAGE / "machine" / "metal_stdlib.h")
-    return {file.name: file.read_text() for file in files} | {"swizzles.h": swizzles.header()}
+    texts = {file.name: file.read_text() for file in files}
+    made = {"swizzles.h": swizzles.header(), "packed_swizzles.h": swizzles.packed_header()}
+    return texts | made
 
 
 @lru_cache(maxsize=1)

@@ -78,6 +78,7 @@ class _Teller:
             8: lambda f: ("crash", "the kernel used an address that is not mapped"),
             9: lambda f: ("bounds", f"index outside a thread's own array by {_thread(f)}"),
             10: lambda f: ("division", f"integer division by zero by {_thread(f)}"),
+            12: lambda f: ("assertion", f"an assertion does not hold for {_thread(f)}"),
             11: lambda f: ("limit", f"no room for {f.block_bytes} bytes of threadgroup memory"),
         }
 

@@ -192,7 +192,7 @@ def _signature(
     ranges = [(s.tokens[definition.begin].begin, s.tokens[definition.end].end)]
     ranges += [
         (s.tokens[begin].begin, s.tokens[end - 1].end)
-        for begin, end in found.instantiations
+        for begin, end in found.left_out
         if any(k.at == end - 1 for k in own)
     ]
     return Signature(

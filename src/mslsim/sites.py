@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 _SITED = re.compile(
     r"@(__tsan_(?:unaligned_)?(?:read|write)\d+|__tsan_mem(?:cpy|move|set)"
-    r"|__ubsan_handle_\w+|msl_threadgroup_barrier|msl_collective|msl_fence|msl_atomic)\("
+    r"|__ubsan_handle_\w+|msl_threadgroup_barrier|msl_collective|msl_fence|msl_atomic"
+    r"|msl_assertion_failed)\("
 )
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$")
 _SCOPE = re.compile(
@@ -106,7 +107,7 @@ def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[
             continue
         end = _closing(line, match.end() - 1)
         if line.startswith("declare"):
-            lines[at] = f"{line[:end]}, i32{line[end:]}"
+            lines[at] = f"{line[:end]}{_comma(line, end)}i32{line[end:]}"
         elif "call" in line:
             debug = _DEBUG.search(line, end)
             number = debug[1] if debug else ""
@@ -118,7 +119,7 @@ def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[
     for at, end, number in calls:
         site = numbers.get(chains[number], 0)
         line = lines[at]
-        lines[at] = f"{line[:end]}, i32 {site}{line[end:]}"
+        lines[at] = f"{line[:end]}{_comma(line, end)}i32 {site}{line[end:]}"
     sites = [Site("?", 0, 0)]
     sites += [Site(*chain[0], tuple((f, n) for f, n, _ in chain[1:])) for chain in ordered]
     return "\n".join(lines), sites
@@ -126,6 +127,10 @@ def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[
 
 def _source_order(chain: tuple[tuple[str, int, int], ...]) -> list[tuple[int, int]]:
     return [(line, column) for _, line, column in reversed(chain)]
+
+
+def _comma(line: str, end: int) -> str:
+    return "" if line[end - 1] == "(" else ", "
 
 
 def _closing(line: str, opening: int) -> int:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Writes swizzles.h: the swizzle properties of vec<T, 2>, vec<T, 3> and vec<T, 4>."""
+"""Writes swizzles.h: the swizzle properties of vec<T, 2>, vec<T, 3> and vec<T, 4>; and those of
+packed vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
 
 ALPHABETS = ("xyzw", "rgba")
 
@@ -43,6 +44,23 @@ def _property(alphabet: str, lanes: tuple[int, ...], assignable: bool) -> str:
         text += f" constexpr void put_{name}({kind} s) {{ {stores} }}"
         put = f", put = put_{name}"
     return f"{text} __declspec(property(get = get_{name}{put})) {kind} {name};"
+
+
+def packed_header() -> str:
+    """The text of packed_swizzles.h: those of packed_vec<T, N> that name each element once."""
+    lines = []
+    for alphabet in ALPHABETS:
+        for length in (2, 3, 4):
+            for lanes in permutations(range(4), length):
+                name, kind = "".join(alphabet[i] for i in lanes), f"vec<T, {length}>"
+                parts = ", ".join(f"e[{i}]" for i in lanes)
+                stores = " ".join(f"e[{i}] = s.get({k});" for k, i in enumerate(lanes))
+                lines.append(
+                    f"constexpr {kind} get_{name}() const {{ return {kind}({parts}); }}"
+                    f" constexpr void put_{name}({kind} s) {{ {stores} }}"
+                    f" __declspec(property(get = get_{name}, put = put_{name})) {kind} {name};"
+                )
+    return "\n".join(lines) + "\n"
 
 
 def header() -> str:

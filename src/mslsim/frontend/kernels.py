@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .tokens import Stream, SyntaxProblem, split_top_level
+from .tokens import ADDRESS_SPACES, Stream, SyntaxProblem, split_top_level
 
 # Attribute -> C++ expression of its x, y, z; `g` is the Group, `t` the Thread.
 _POSITIONS = {
@@ -35,6 +35,10 @@ _POSITIONS = {
     "grid_origin": ("0", "0", "0"),
     "grid_size": tuple(f"g->grid_threads[{i}]" for i in range(3)),
 }
+_OTHER_STAGES = frozenset({"vertex", "fragment"})
+_QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "restrict", "__restrict", "coherent"}
+_SPACES = ADDRESS_SPACES - {"constant"}
+_NUMBERS = frozenset({"unsigned", "signed", "int", "long", "short", "char"})
 _INDEX = re.compile(r"\b(buffer|threadgroup)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 
 
@@ -65,6 +69,8 @@ class Kernel:
     # Token after which the kernel can be called.
     at: int = 0
     arguments: tuple[str, ...] = ()
+    # Types of the parameters as an instantiation lists them, for templates that deduce from them.
+    types: tuple[str, ...] | None = None
 
 
 class TemplateParameter(NamedTuple):
@@ -96,8 +102,10 @@ class Found:
 
     kernels: list[Kernel] = field(default_factory=list)
     definitions: dict[str, Definition] = field(default_factory=dict)
-    # Explicit instantiations, as token ranges to leave out.
-    instantiations: list[tuple[int, int]] = field(default_factory=list)
+    # All that have bodies, by name: a template may be overloaded.
+    overloads: dict[str, list[Definition]] = field(default_factory=dict)
+    # Explicit instantiations and functions of other stages, as token ranges to leave out.
+    left_out: list[tuple[int, int]] = field(default_factory=list)
 
 
 def find_kernels(s: Stream) -> Found:
@@ -109,6 +117,8 @@ def find_kernels(s: Stream) -> Found:
     for i, token in enumerate(s.tokens):
         if token.kind == "mark" and token.text in ("{", "}"):
             _follow(s, i, open_scopes)
+        if token.text in _OTHER_STAGES and (other := _other_stage(s, i)):
+            found.left_out.append(other)
         bare = token.kind == "word" and token.text == "kernel" and s[s.before(i)] not in ("[[", ",")
         attribute = token.text == "[[" and s[s.after(i)] == "kernel"
         if not (bare or attribute):
@@ -120,7 +130,7 @@ def find_kernels(s: Stream) -> Found:
         if s[start] == "template" and s[s.after(start)] != "<":
             end = s.statement_end(start)
             found.kernels.append(_instantiation(s, start, end))
-            found.instantiations.append((start, end + 1))
+            found.left_out.append((start, end + 1))
         else:
             name = _definition(s, start, found)
             scopes[name] = "::" + "".join(f"{scope}::" for scope in open_scopes if scope)
@@ -129,11 +139,38 @@ def find_kernels(s: Stream) -> Found:
             raise SyntaxProblem(
                 f"kernel '{kernel.function}' is instantiated but not defined", s.tokens[0]
             )
-        kernel.parameters = found.definitions[kernel.function].parameters
         if "::" not in kernel.expression.split("<")[0]:
             # A kernel may bear the name of a library function.
             kernel.expression = scopes[kernel.function] + kernel.expression
+        _resolve(kernel, found)
     return found
+
+
+def _resolve(kernel: Kernel, found: Found) -> None:
+    """Which of the functions of its name it is, by what its instantiation lists."""
+    overloads = found.overloads.get(kernel.function, [])
+    kernel.parameters = found.definitions[kernel.function].parameters
+    if kernel.types is None or (kernel.arguments and len(overloads) < 2):
+        return
+    fitting = [d for d in overloads if len(d.parameters) == len(kernel.types)]
+    if fitting:
+        kernel.parameters = fitting[0].parameters
+    types = ", ".join(kernel.types)
+    kernel.expression = f"(*static_cast<void (*)({types})>(&{kernel.expression}))"
+
+
+def _other_stage(s: Stream, i: int) -> tuple[int, int] | None:
+    """The tokens of a vertex or fragment function: no kernel can call it."""
+    previous, following = s[s.before(i)], s[s.after(i)]
+    attribute = previous == "[[" and following in ("]", ",")
+    starts = previous in ("", ";", "}", "{", ">", "]", "inline", "static")
+    if not attribute and not (starts and s.tokens[s.after(i)].kind == "word"):
+        return None
+    start, k = s.statement_start(i), i
+    while k < len(s) and s[k] not in ("{", ";"):
+        k = s.after(s.closing(k)) if s[k] in ("(", "[[") and not attribute else s.after(k)
+        attribute = False
+    return start, (s.closing(k) if s[k] == "{" else k) + 1
 
 
 def _follow(s: Stream, i: int, open_scopes: list[str]) -> None:
@@ -190,11 +227,35 @@ def _instantiation(s: Stream, start: int, end: int) -> Kernel:
         closing = s.closing(opening)
         expression += s.text(opening, closing + 1)
         arguments = _between_commas(s, opening, closing)
+        name_end = plain.index(closing) + 1
+    types = None
+    if name_end < len(words) and words[name_end] == "(":
+        opening = plain[name_end]
+        inside = s.code(opening + 1, s.closing(opening))
+        types = tuple(_type(s, part) for part in split_top_level((k, s[k]) for k in inside) if part)
     name = _host_name(s, start, end) or function
     token = s.tokens[start]
     expression = " ".join(expression.split())
     place = (token.line, token.file)
-    return Kernel(name, expression, function, [], *place, end, tuple(arguments))
+    return Kernel(name, expression, function, [], *place, end, tuple(arguments), types)
+
+
+def _type(s: Stream, part: list[int]) -> str:
+    """The type of a parameter whose name may be left out, in C++."""
+    words, skip_to = [], -1
+    for k in part:
+        if s[k] == "[[":
+            skip_to = s.closing(k)
+        if k > skip_to:
+            words.append(s[k])
+    is_named = (
+        len(words) > 1
+        and words[-1].isidentifier()
+        and words[-1] not in _NUMBERS
+        and words[-2] not in _QUALIFIERS | {"::"}
+    )
+    kept = words[:-1] if is_named else words
+    return " ".join("const" if w == "constant" else w for w in kept if w not in _SPACES)
 
 
 def _between_commas(s: Stream, opening: int, closing: int) -> list[str]:
@@ -227,7 +288,10 @@ def _definition(s: Stream, start: int, found: Found) -> str:
     has_body = s[body] == "{"
     end = s.closing(body) if has_body else body
     if has_body or name not in found.definitions:
-        found.definitions[name] = Definition(parameters, template or [], start, name_at, body, end)
+        definition = Definition(parameters, template or [], start, name_at, body, end)
+        found.definitions[name] = definition
+        if has_body:
+            found.overloads.setdefault(name, []).append(definition)
     if has_body and template is None:
         token = s.tokens[name_at]
         host = _host_name(s, start, k) or name

@@ -147,7 +147,24 @@ def write_stand_ins(folder: Path) -> None:
     for name in _STANDARD:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#pragma once\n")
+        path.write_text("#pragma once\n" + (_simd_names() if name.startswith("simd/") else ""))
+
+
+def _simd_names() -> str:
+    """What <simd/simd.h> calls the types that a host program shares with its kernels."""
+    numbers = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float")
+    lines = []
+    for number in numbers:
+        own = [f"{number}{n}" for n in "234"]
+        lines += [f"typedef {t} vector_{t}; typedef {t} simd_{t};" for t in own]
+        lines += [f"typedef packed_{t} simd_packed_{t};" for t in own]
+        lines.append(f"typedef {number} simd_{number}1;")
+        lines.append(f"namespace simd {{ {' '.join(f'using ::{t};' for t in own)} }}")
+    for number in ("half", "float"):
+        own = [f"{number}{c}x{r}" for c in "234" for r in "234"]
+        lines += [f"typedef {t} matrix_{t}; typedef {t} simd_{t};" for t in own]
+        lines.append(f"namespace simd {{ {' '.join(f'using ::{t};' for t in own)} }}")
+    return "\n".join(lines) + "\n"
 
 
 def diagnostics(text: str) -> list[Finding]:

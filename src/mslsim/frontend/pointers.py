@@ -47,6 +47,8 @@ def _declared_types(s: Stream) -> set[str]:
         if token.kind != "word":
             continue
         name = s[s.after(i)]
+        if not name.isidentifier():
+            continue
         if token.text in ("struct", "class", "union") and s[s.before(i)] not in ("<", ","):
             types.add(name)
         elif token.text in ("typename", "class"):
@@ -103,7 +105,8 @@ def _space_of(s: Stream, part: list[int]) -> tuple[str, str] | None:
             texts = texts[: texts.index(stop)]
     is_array = "[" in texts
     head = texts[: texts.index("[")] if is_array else texts
-    if not head or not head[-1].isidentifier():
+    # not `f(a, b[i])`
+    if not head or not head[-1].isidentifier() or "(" in head:
         return None
     spaces = [t for t in head if t in ADDRESS_SPACES]
     if "*" in head or "&" in head:

@@ -6,13 +6,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from .constants import constant_index
 from .kernels import Found, Kernel, Parameter
 from .storage import threadgroup_storage
-from .tokens import ADDRESS_SPACES, Stream
+from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
 Constants = Mapping[int, bool | int | float]
 
 _NUMBER = re.compile(r"^((?:\d[\d']*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z_]*)$")
+_VECTOR = re.compile(r"(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float)[34]$")
+_LENGTHS = frozenset({"uint", "ushort", "short", "size_t", "uint32_t", "unsigned", "uchar"})
+_COHERENT = frozenset({"system", "device", "threadgroup"})
+_ASSIGNING = frozenset({"+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="})
+_BINARY = frozenset("+-*/%&|^<>") | {"==", "!=", "<=", ">="}
+_SWIZZLE = re.compile(r"(?:[xyzw]{2,4}|[rgba]{2,4})$")
+_LETTERS = frozenset("xyzwrgba")
 _PRAGMA_METAL = re.compile(r"#\s*pragma\s+METAL\s+fp\s+(contract\s*\(\s*\w+\s*\))")
 
 
@@ -37,15 +45,18 @@ class Rewriter:
         self.found = found
         self.constants = constants
         self.replaced: dict[int, tuple[int, str]] = {}
+        self.inserted: dict[int, str] = {}
         self.defined_constants: set[str] = set()
         self.slots = 0
 
     def run(self, kernels: list[Kernel], whole_groups: set[str]) -> str:
         """C++ text with thunks for `kernels`; those in `whole_groups` run a group in one loop."""
         s = self.s
-        for begin, end in self.found.instantiations:
+        for begin, end in self.found.left_out:
             self._replace(begin, end, "")
         self._merge_address_space_variants()
+        self._assigned_parts()
+        self._read_swizzles()
         for i in range(len(s)):
             self._token(i)
         thunks: dict[int, str] = {}
@@ -55,7 +66,7 @@ class Rewriter:
         out, i = [], 0
         while i < len(s):
             end, text = self.replaced.get(i, (i + 1, s[i]))
-            out.append(text)
+            out.append(self.inserted.get(i, "") + text)
             out += [thunks[k] for k in range(i, end) if k in thunks]
             i = end
         return "".join(out) + "\n"
@@ -84,10 +95,8 @@ class Rewriter:
 
     def _attribute(self, i: int) -> None:
         end = self.s.closing(i)
-        constant = re.search(r"function_constant\s*\(\s*(\w+)\s*\)", self.s.text(i, end))
-        text = ""
-        if constant and constant[1].isdigit() and self.s[self.s.after(end)] == ";":
-            index = int(constant[1])
+        index, text = constant_index(self.s, i, end), ""
+        if index is not None and self.s[self.s.after(end)] == ";":
             value = self.constants.get(index, 0)
             if index in self.constants:
                 self.defined_constants.add(self.s[self.s.before(i)])
@@ -108,12 +117,87 @@ class Rewriter:
         elif word == "constant":
             qualifies_method = s[s.before(i)] in (")", "const") and s[s.after(i)] in "{:;="
             self.replaced[i] = (i + 1, "" if qualifies_method else "const")
+        elif word == "coherent" and s[s.before(i)] not in (".", "->", "::"):
+            opening = s.after(i)
+            if s[opening] == "(" and s[s.after(opening)] in _COHERENT:
+                self._replace(i, s.closing(opening) + 1, "")
+            elif s[opening] in ADDRESS_SPACES:
+                self.replaced[i] = (i + 1, "")
+        elif word == "template" and s[s.after(i)] == "<":
+            self._vector_lengths(s.after(i))
+        elif _VECTOR.match(word):
+            self._short_list(i, int(word[-1]))
         elif word == "is_function_constant_defined":
             opening = s.after(i)
             end = s.closing(opening)
             name = s.text(opening + 1, end).strip()
             value = "true" if name in self.defined_constants else "false"
             self._replace(i, end + 1, value)
+
+    def _vector_lengths(self, opening: int) -> None:
+        """`template <typename T, uint N> ... vec<T, N>`: the length of a vector may be deduced as
+        any integer; in C++ only as the one that it is declared with."""
+        s = self.s
+        closing = s.closing(opening)
+        for part in split_top_level((k, s[k]) for k in s.code(opening + 1, closing)):
+            if len(part) < 2 or s[part[0]] not in _LENGTHS:
+                continue
+            k = s.after(closing)
+            while k < len(s) and s[k] not in ("{", ";"):
+                following = s.after(k)
+                is_vector = s[k] == "vec" and s[following] == "<"
+                if is_vector and s[s.before(s.closing(following))] == s[part[1]]:
+                    self.replaced[part[0]] = (part[0] + 1, "int")
+                    break
+                k = following
+
+    def _short_list(self, i: int, length: int) -> None:
+        """`uint4 v = {1, 2, 3};`: what the list leaves out is zero."""
+        s = self.s
+        name = s.after(i)
+        opening = s.after(name)
+        if s[opening] == "=":
+            opening = s.after(opening)
+        if s[opening] != "{" or not s[name].isidentifier():
+            return
+        inside = s.code(opening + 1, s.closing(opening))
+        if inside and 1 < len(split_top_level((k, s[k]) for k in inside)) < length:
+            self.inserted[inside[0]] = "metal::msl_rest{}, "
+
+    def _operators(self) -> set[str]:
+        """Those that the source defines for types of its own."""
+        s = self.s
+        return {s[s.after(i)] for i, t in enumerate(s.tokens) if t.text == "operator"}
+
+    def _read_swizzles(self) -> None:
+        """`v.xy * w.xy` becomes a call where the source has operators of its own: beside them the
+        compiler finds none for two properties in a template."""
+        s = self.s
+        if not self._operators() & _BINARY:
+            return
+        swizzles = [i for i, t in enumerate(s.tokens) if _SWIZZLE.match(t.text)]
+        members = {s[i] for i in swizzles if s[s.before(i)] not in (".", "->")}
+        for i in swizzles:
+            following = s[s.after(i)]
+            if s[i] not in members and following not in _ASSIGNING | {"=", "++", "--"}:
+                self.replaced[i] = (i + 1, f"get_{s[i]}()")
+
+    def _assigned_parts(self) -> None:
+        """`v.x += y` becomes an assignment to the element itself where the source has such
+        operators of its own: the compiler then takes none for a property in a template."""
+        s, own = self.s, self._operators() & _ASSIGNING
+        for i, token in enumerate(s.tokens):
+            if token.text not in own:
+                continue
+            letter = s.before(i)
+            dot = s.before(letter)
+            if s[letter] not in _LETTERS or s[dot] not in (".", "->"):
+                continue
+            start = _start_of_operand(s, dot)
+            if start is not None:
+                before, after = ("", "") if s[dot] == "." else ("*(", ")")
+                self.inserted[start] = f"metal::msl_part_{s[letter]}({before}"
+                self._replace(dot, letter + 1, f"{after}, 0)")
 
     def _threadgroup_storage(self, i: int) -> bool:
         """`threadgroup T a[N], b;` declares memory of the group, unless a pointer follows."""
@@ -166,7 +250,39 @@ class Rewriter:
                 scopes.append((is_type, i))
             elif s.tokens[i].kind == "mark" and s[i] == "}" and scopes:
                 scopes.pop()
+            elif s[i] == ";" and scopes and scopes[-1][0] and self._repeats(i, scopes[-1][1], seen):
+                self._replace(s.statement_start(i), i + 1, "")
             i += 1
+
+    def _repeats(self, end: int, scope: int, seen: set[tuple[int, str]]) -> bool:
+        """Whether a method without a body, such as `S() device = default`, was there before."""
+        s = self.s
+        header = [s[k] for k in s.code(s.statement_start(end), end)]
+        after = header[header.index(")") :] if ")" in header else []
+        if not ADDRESS_SPACES.intersection(after):
+            return False
+        key = (scope, _without_spaces(header))
+        known = key in seen
+        seen.add(key)
+        return known
+
+
+def _start_of_operand(s: Stream, dot: int) -> int | None:
+    """Where the operand before a `.` begins: names, calls and subscripts."""
+    k = s.before(dot)
+    while k >= 0:
+        if s[k] in (")", "]"):
+            k = s.opening(k)
+            if s.tokens[s.before(k)].kind != "word" and s[s.before(k)] not in (")", "]"):
+                return k
+            k = s.before(k)
+            continue
+        if s.tokens[k].kind != "word":
+            return None
+        if s[s.before(k)] not in (".", "->", "::"):
+            return k
+        k = s.before(s.before(k))
+    return None
 
 
 def _opens_type(header: list[str]) -> bool:

@@ -94,7 +94,7 @@ def _kind(s: Stream, brace: int, open_kinds: list[str], found: Scopes) -> str:
         elif text == ">":
             angle -= 1
         elif angle <= 0:
-            if text in ("namespace", "extern"):
+            if text == "namespace" or (text == "extern" and k in header[-2:]):
                 return "namespace"
             if text in ("struct", "class", "union", "enum"):
                 return "type"

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
+# Where `threadgroup` says of a method which objects it is for.
+_AFTER_METHOD = frozenset({"=", "{", ";", ":", "const", "noexcept"})
+
 
 @dataclass(slots=True)
 class Storage:
@@ -22,7 +25,7 @@ def threadgroup_storage(s: Stream, i: int) -> Storage | None:
     previous = s.before(i)
     if s[previous] in ("const", "static", "volatile"):
         previous = s.before(previous)
-    if s[previous] not in (";", "{", "}", ")", ":", ""):
+    if s[previous] not in (";", "{", "}", ")", ":", "") or s[s.after(i)] in _AFTER_METHOD:
         return None
     end = s.statement_end(i)
     parts = split_top_level((k, s[k]) for k in s.code(i + 1, end))
@@ -42,6 +45,9 @@ def _declared_name(s: Stream, part: list[int]) -> int | None:
             angle += 1
         elif s[k] == ">":
             angle -= 1
+        elif angle == 0 and s[k] == "(" and s[part[offset + 1]] in ("*", "&"):
+            # a pointer or a reference to an array
+            return None
         elif angle == 0 and s[k] in ("[", "=", "(", "{"):
             break
         elif angle == 0 and s.tokens[k].kind == "word":

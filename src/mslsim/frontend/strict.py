@@ -7,7 +7,7 @@ from ..report import Finding
 from .kernels import Found
 from .pointers import pointer_findings
 from .scopes import Function, Scopes, find_scopes
-from .tokens import Stream
+from .tokens import Stream, split_top_level
 
 LAST_BUFFER = 30
 FIRST_BFLOAT_VERSION = 310
@@ -145,7 +145,7 @@ def _recursion(s: Stream, scopes: Scopes) -> list[Finding]:
     for name, function in plain.items():
         sites = calls.setdefault(name, {})
         for k in s.code(function.begin, function.end):
-            if s[k] in plain and s[s.after(k)] == "(" and s[s.before(k)] not in (".", "->", "::"):
+            if s[k] in plain and s[s.before(k)] not in (".", "->", "::") and _fits(s, k, plain):
                 sites.setdefault(s[k], k)
     findings = []
     for name in plain:
@@ -157,6 +157,23 @@ def _recursion(s: Stream, scopes: Scopes) -> list[Finding]:
                 finding(s, at, f"recursion is not allowed in Metal: '{name}' calls itself")
             )
     return findings
+
+
+def _fits(s: Stream, at: int, functions: dict[str, Function]) -> bool:
+    """Whether a call has as many arguments as the function of that name in the source: a kernel
+    may bear the name of a library function, and call it."""
+    opening = s.after(at)
+    if s[opening] != "(":
+        return False
+    f = functions[s[at]]
+    wanted = _count(s, f.parens, f.close)
+    has_defaults = "=" in (s[k] for k in s.code(f.parens, f.close))
+    return has_defaults or _count(s, opening, s.closing(opening)) == wanted
+
+
+def _count(s: Stream, opening: int, closing: int) -> int:
+    inside = s.code(opening + 1, closing)
+    return len(split_top_level((k, s[k]) for k in inside)) if inside else 0
 
 
 def _reached(calls: dict[str, dict[str, int]], name: str) -> set[str]:

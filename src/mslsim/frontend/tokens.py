@@ -113,6 +113,19 @@ class Stream:
                     return k
         raise SyntaxProblem(f"'{opener}' is never closed", self.tokens[i])
 
+    def opening(self, i: int) -> int:
+        """Position of the bracket that the one at `i` closes."""
+        depth = 0
+        for k in range(i, -1, -1):
+            text = self[k]
+            if text in (")", "]", "}"):
+                depth += 1
+            elif text in ("(", "[", "{", "[["):
+                depth -= len(text)
+                if depth <= 0:
+                    return k
+        raise SyntaxProblem(f"'{self[i]}' is never opened", self.tokens[i])
+
     def _closing_angle(self, i: int) -> int:
         """For the `<` of a template; what stands in other brackets does not count."""
         depth, k = 0, i

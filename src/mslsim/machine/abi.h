@@ -56,5 +56,6 @@ void msl_fence(int flags, int scope);
 void* msl_threadgroup_memory(unsigned slot, unsigned long size, unsigned long align);
 unsigned msl_lane(void);
 void msl_atomic(const volatile void* address, unsigned size, int writes);
+void msl_assertion_failed(void);
 }
 #endif

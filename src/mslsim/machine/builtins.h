@@ -121,6 +121,10 @@ inline T __metal_simd_shuffle_and_fill_up(T x, T fill, ushort d, ushort modulo) 
   return metal::simd_shuffle_and_fill_up(x, fill, d, modulo);
 }
 
+inline void assert(bool holds) {
+  if (!holds) msl_assertion_failed();
+}
+
 namespace metal {
 // Logging has no effect on results; the text is dropped.
 struct os_log {

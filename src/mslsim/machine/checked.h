@@ -268,6 +268,7 @@ void msl_atomic(const volatile void* p, unsigned size, int writes, uint32_t site
   if (writes == 2 && region < msl::kBuffers) msl::memory().regions[region].float_atomics = true;
 }
 void msl_fence(int flags, int scope, uint32_t) { MSL_NOTIFY(fence(msl::here(), flags, scope)); }
+void msl_assertion_failed(uint32_t site) { msl::record_here(msl::kAssertion, site); }
 void __ubsan_handle_out_of_bounds_abort(void*, uintptr_t, uint32_t site) {
   msl::record_here(msl::kThreadArrayBounds, site);
   msl::leave_kernel();

@@ -20,4 +20,5 @@ namespace {
 #define MSL_LEAVE_KERNEL ((void)0)
 #define MSL_ARENA(index) mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0)
 extern "C" void msl_fence(int, int, uint32_t) {}
+extern "C" void msl_assertion_failed(uint32_t) {}
 #endif

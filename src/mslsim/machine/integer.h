@@ -80,8 +80,15 @@ MSL_INTEGER(long)
 MSL_INTEGER(ulong)
 #undef MSL_INTEGER
 #undef MSL_MIN_MAX
-inline constexpr int mul24(int a, int b) { return a * b; }
-inline constexpr uint mul24(uint a, uint b) { return a * b; }
+// Of the low 24 bits.
+inline constexpr int mul24(int a, int b) {
+  return int((uint(a) << 8)) / 256 * (int(uint(b) << 8) / 256);
+}
+inline constexpr uint mul24(uint a, uint b) { return (a & 0xffffffu) * (b & 0xffffffu); }
+inline constexpr int mad24(int a, int b, int c) { return mul24(a, b) + c; }
+inline constexpr uint mad24(uint a, uint b, uint c) { return mul24(a, b) + c; }
+MSL_VECTOR_2(mul24)
+MSL_VECTOR_3(mad24)
 
 MSL_FLOAT_2(min, __builtin_fminf(x, y))
 MSL_FLOAT_2(max, __builtin_fmaxf(x, y))
@@ -94,11 +101,39 @@ inline half max3(half a, half b, half c) { return max(a, max(b, c)); }
 inline float median3(float a, float b, float c) { return fmedian3(a, b, c); }
 inline half median3(half a, half b, half c) { return fmedian3(a, b, c); }
 MSL_FLOAT_1(abs, __builtin_fabsf(x))
+MSL_BFLOAT_3(clamp)
+MSL_BFLOAT_3(min3)
+MSL_BFLOAT_3(max3)
+MSL_BFLOAT_3(median3)
 MSL_VECTOR_3(clamp)
+MSL_VECTOR_3(min3)
+MSL_VECTOR_3(max3)
+MSL_VECTOR_3(median3)
 MSL_VECTOR_1(popcount)
 MSL_VECTOR_1(clz)
 MSL_VECTOR_1(ctz)
 MSL_VECTOR_1(reverse_bits)
+template <typename T, int N>
+inline vec<make_unsigned_t<T>, N> absdiff(vec<T, N> a, vec<T, N> b) {
+  vec<make_unsigned_t<T>, N> r{};
+  for (int i = 0; i < N; ++i) r.set(i, absdiff(a.get(i), b.get(i)));
+  return r;
+}
+template <typename T, int N>
+inline vec<T, N> extract_bits(vec<T, N> a, uint offset, uint bits) {
+  vec<T, N> r{};
+  for (int i = 0; i < N; ++i) r.set(i, extract_bits(a.get(i), offset, bits));
+  return r;
+}
+template <typename T, int N>
+inline vec<T, N> insert_bits(vec<T, N> a, vec<T, N> part, uint offset, uint bits) {
+  vec<T, N> r{};
+  for (int i = 0; i < N; ++i) r.set(i, insert_bits(a.get(i), part.get(i), offset, bits));
+  return r;
+}
+MSL_VECTOR_2(hadd)
+MSL_VECTOR_2(rhadd)
+MSL_VECTOR_3(madhi)
 MSL_VECTOR_2(mulhi)
 MSL_VECTOR_2(rotate)
 MSL_VECTOR_2(addsat)
@@ -133,15 +168,4 @@ namespace precise {
 MSL_PRECISE_NAMES
 }
 #undef MSL_PRECISE_NAMES
-
-inline float4 unpack_unorm4x8_to_float(uint v) {
-  return float4(float(v & 255), float((v >> 8) & 255), float((v >> 16) & 255), float(v >> 24)) /
-         255.0f;
-}
-inline uint pack_float_to_unorm4x8(float4 v) {
-  uint r = 0;
-  for (int i = 0; i < 4; ++i) r |= uint(rint(saturate(v.get(i)) * 255.0f)) << (8 * i);
-  return r;
-}
-inline half2 unpack_half2(uint v) { return as_type<half2>(v); }
 }  // namespace metal

@@ -24,9 +24,9 @@ struct Signature<void (*)(P...)> {
 
 // 1: an integer, 2: a real number, 0: anything else.
 template <typename T>
-constexpr int number_kind = metal::is_integral_v<T>         ? 1
-                            : metal::is_floating_point_v<T> ? 2
-                                                            : 0;
+constexpr int number_kind = __is_integral(T)          ? 1
+                            : metal::msl_is_number<T> ? 2
+                                                      : 0;
 
 // A buffer parameter: a pointer to many elements or a reference to one.
 template <typename T>

@@ -4,11 +4,17 @@
 
 namespace metal {
 template <typename T>
-struct numeric_limits;
+struct _numeric_limits_impl {
+  static constexpr bool is_specialized = false;
+};
+template <typename T>
+struct numeric_limits : _numeric_limits_impl<T> {};
+template <typename T>
+struct numeric_limits<const T> : numeric_limits<T> {};
 
 #define MSL_LIMITS(type, low, high)                             \
   template <>                                                   \
-  struct numeric_limits<type> {                                 \
+  struct _numeric_limits_impl<type> {                           \
     static constexpr bool is_specialized = true;                \
     static constexpr bool is_signed = type(-1) < type(0);       \
     static constexpr bool is_integer = true;                    \
@@ -35,7 +41,7 @@ MSL_LIMITS(ulong, 0, 18446744073709551615UL)
 #define MSL_FLOAT_LIMITS(type, bits, digits_, digits10_, min_exp, max_exp, low, high, eps, tiny, \
                          inf, nan)                                                               \
   template <>                                                                                    \
-  struct numeric_limits<type> {                                                                  \
+  struct _numeric_limits_impl<type> {                                                            \
     static constexpr bool is_specialized = true;                                                 \
     static constexpr bool is_signed = true;                                                      \
     static constexpr bool is_integer = false;                                                    \
@@ -62,6 +68,22 @@ MSL_FLOAT_LIMITS(half, ushort, 11, 3, -13, 16, ushort(0x0400), ushort(0x7bff), u
 MSL_FLOAT_LIMITS(bfloat, ushort, 8, 2, -125, 128, ushort(0x0080), ushort(0x7f7f), ushort(0x3c00),
                  ushort(1), ushort(0x7f80), ushort(0x7fc0))
 #undef MSL_FLOAT_LIMITS
+
+// Those of a vector are those of its elements, in each.
+template <typename T, int N>
+struct _numeric_limits_impl<vec<T, N>> : numeric_limits<T> {
+#define MSL_OF_ELEMENTS(name) \
+  static constexpr vec<T, N> name() { return vec<T, N>(numeric_limits<T>::name()); }
+  MSL_OF_ELEMENTS(min)
+  MSL_OF_ELEMENTS(max)
+  MSL_OF_ELEMENTS(lowest)
+  MSL_OF_ELEMENTS(epsilon)
+  MSL_OF_ELEMENTS(denorm_min)
+  MSL_OF_ELEMENTS(infinity)
+  MSL_OF_ELEMENTS(quiet_NaN)
+  MSL_OF_ELEMENTS(signaling_NaN)
+#undef MSL_OF_ELEMENTS
+};
 }  // namespace metal
 
 #define INFINITY __builtin_inff()
@@ -77,6 +99,31 @@ MSL_FLOAT_LIMITS(bfloat, ushort, 8, 2, -125, 128, ushort(0x0080), ushort(0x7f7f)
 #define HALF_MAX half(65504.0f)
 #define HALF_MIN half(6.103515625e-05f)
 #define HALF_EPSILON half(0.0009765625f)
+#define FLT_RADIX 2
+#define FLT_MAX_EXP 128
+#define FLT_MIN_EXP (-125)
+#define FLT_MAX_10_EXP 38
+#define FLT_MIN_10_EXP (-37)
+#define HALF_DIG 2
+#define HALF_MANT_DIG 11
+#define HALF_MAX_EXP 16
+#define HALF_MIN_EXP (-13)
+#define HALF_MAX_10_EXP 4
+#define HALF_MIN_10_EXP (-4)
+#define HALF_RADIX 2
+#define MAXHALF HALF_MAX
+#define MSL_BFLOAT(bits) bfloat(bfloat::from_bits{}, ushort(bits))
+#define MAXBFLOAT MSL_BFLOAT(0x7f7f)
+#define HUGE_VALBF MSL_BFLOAT(0x7f80)
+#define BFLT_MAX MSL_BFLOAT(0x7f7f)
+#define BFLT_MIN MSL_BFLOAT(0x0080)
+#define BFLT_EPSILON MSL_BFLOAT(0x3c00)
+#define BFLT_DIG 2
+#define BFLT_MANT_DIG 8
+#define BFLT_MAX_EXP 128
+#define BFLT_MIN_EXP (-125)
+#define FP_ILOGB0 (-2147483647 - 1)
+#define FP_ILOGBNAN (-2147483647 - 1)
 #define CHAR_BIT 8
 #define CHAR_MAX 127
 #define CHAR_MIN (-128)
@@ -90,9 +137,10 @@ MSL_FLOAT_LIMITS(bfloat, ushort, 8, 2, -125, 128, ushort(0x0080), ushort(0x7f7f)
 #define LONG_MAX 9223372036854775807L
 #define LONG_MIN (-9223372036854775807L - 1)
 #define ULONG_MAX 18446744073709551615UL
-#define MSL_CONSTANT(name, value)            \
-  constexpr float msl_##name##_F = value##f; \
-  constexpr half msl_##name##_H = half(value##f);
+#define MSL_CONSTANT(name, value)                 \
+  constexpr float msl_##name##_F = value##f;      \
+  constexpr half msl_##name##_H = half(value##f); \
+  constexpr bfloat msl_##name##_BF = bfloat(value##f);
 MSL_CONSTANT(M_E, 2.71828182845904523536)
 MSL_CONSTANT(M_LOG2E, 1.44269504088896340736)
 MSL_CONSTANT(M_LOG10E, 0.43429448190325182765)
@@ -122,7 +170,27 @@ MSL_CONSTANT(M_SQRT1_2, 0.70710678118654752440)
 #define M_SQRT1_2_F msl_M_SQRT1_2_F
 #define M_E_H msl_M_E_H
 #define M_LOG2E_H msl_M_LOG2E_H
+#define M_LOG10E_H msl_M_LOG10E_H
 #define M_LN2_H msl_M_LN2_H
+#define M_LN10_H msl_M_LN10_H
 #define M_PI_H msl_M_PI_H
 #define M_PI_2_H msl_M_PI_2_H
+#define M_PI_4_H msl_M_PI_4_H
+#define M_1_PI_H msl_M_1_PI_H
+#define M_2_PI_H msl_M_2_PI_H
+#define M_2_SQRTPI_H msl_M_2_SQRTPI_H
 #define M_SQRT2_H msl_M_SQRT2_H
+#define M_SQRT1_2_H msl_M_SQRT1_2_H
+#define M_E_BF msl_M_E_BF
+#define M_LOG2E_BF msl_M_LOG2E_BF
+#define M_LOG10E_BF msl_M_LOG10E_BF
+#define M_LN2_BF msl_M_LN2_BF
+#define M_LN10_BF msl_M_LN10_BF
+#define M_PI_BF msl_M_PI_BF
+#define M_PI_2_BF msl_M_PI_2_BF
+#define M_PI_4_BF msl_M_PI_4_BF
+#define M_1_PI_BF msl_M_1_PI_BF
+#define M_2_PI_BF msl_M_2_PI_BF
+#define M_2_SQRTPI_BF msl_M_2_SQRTPI_BF
+#define M_SQRT2_BF msl_M_SQRT2_BF
+#define M_SQRT1_2_BF msl_M_SQRT1_2_BF

@@ -37,6 +37,7 @@ enum FindingKind : uint32_t {
   kThreadArrayBounds = 9,
   kDivisionByZero = 10,
   kArenaExhausted = 11,
+  kAssertion = 12,
 };
 
 // One finding, in numbers; the host makes sentences of them.

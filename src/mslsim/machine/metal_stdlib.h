@@ -9,6 +9,7 @@
 #include "vector.h"
 #include "math.h"
 #include "integer.h"
+#include "pack.h"
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"
 #include "atomic.h"

@@ -35,9 +35,11 @@ inline void simdgroup_barrier(mem_flags flags, thread_scope = thread_scope_simdg
 // bfloat elements.
 template <typename T>
 constexpr bool msl_travels =
-    is_arithmetic_v<T> && !is_same_v<T, bool> && !MSL_IS_BFLOAT(T) && sizeof(T) <= 4;
+    msl_is_number<T> && !is_same_v<T, bool> && !MSL_IS_BFLOAT(T) && sizeof(T) <= 4;
 template <typename T, int N>
 constexpr bool msl_travels<vec<T, N>> = msl_travels<T>;
+template <typename T>
+struct __is_valid_simdgroup_type : bool_constant<msl_travels<T>> {};
 #define MSL_LANE_VALUE template <typename T, enable_if_t<msl_travels<T>, int> = 0>
 #define MSL_LANES(c)           \
   for (int i = 0; i < 32; ++i) \

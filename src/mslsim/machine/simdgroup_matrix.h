@@ -13,6 +13,11 @@ struct simdgroup_matrix {
   explicit simdgroup_matrix(T value) : elements(value, value) {}
   vec<T, 2>& thread_elements() { return elements; }
   const vec<T, 2>& thread_elements() const { return elements; }
+  friend simdgroup_matrix operator*(const simdgroup_matrix& a, const simdgroup_matrix& b) {
+    simdgroup_matrix d;
+    simdgroup_multiply(d, a, b);
+    return d;
+  }
 };
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
@@ -81,13 +86,6 @@ inline void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_mat
   msl_product p{&out, &in_a, &in_b, nullptr};
   msl_collective(&p, 0, msl_serve_multiply<D, A, B, D>, msl::kCooperative, 0);
   d.elements = out;
-}
-template <typename T>
-inline simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8>& a,
-                                           const simdgroup_matrix<T, 8, 8>& b) {
-  simdgroup_matrix<T, 8, 8> d;
-  simdgroup_multiply(d, a, b);
-  return d;
 }
 
 // Each lane moves its own two elements; the collective only states that all lanes take part.

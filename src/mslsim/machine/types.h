@@ -22,6 +22,8 @@ typedef _Float16 half;
 struct bfloat;
 
 namespace metal {
+template <typename T, int N>
+struct vec;
 template <bool B, typename T = void>
 struct enable_if {};
 template <typename T>
@@ -94,12 +96,32 @@ using add_const_t = const T;
   template <typename T>                 \
   struct name : bool_constant<name##_v<T>> {};
 #define MSL_IS_BFLOAT(T) __is_same(__remove_cv(T), bfloat)
-MSL_PREDICATE(is_integral, __is_integral(T))
-MSL_PREDICATE(is_floating_point, __is_floating_point(T) || MSL_IS_BFLOAT(T))
-MSL_PREDICATE(is_arithmetic, __is_arithmetic(T) || MSL_IS_BFLOAT(T))
+// What a type is made of: a vector has the traits of its elements, but is no scalar.
+template <typename T>
+struct msl_part {
+  using type = T;
+};
+template <typename T, int N>
+struct msl_part<vec<T, N>> {
+  using type = T;
+};
+template <typename T, int N>
+struct msl_part<const vec<T, N>> {
+  using type = T;
+};
+template <typename T>
+using msl_part_t = typename msl_part<T>::type;
+template <typename T>
+constexpr bool msl_is_number = __is_arithmetic(T) || MSL_IS_BFLOAT(T);
+template <typename T>
+constexpr bool msl_is_integer = __is_integral(T);
+MSL_PREDICATE(is_integral, __is_integral(msl_part_t<T>))
+MSL_PREDICATE(is_floating_point, __is_floating_point(msl_part_t<T>) || MSL_IS_BFLOAT(msl_part_t<T>))
+MSL_PREDICATE(is_arithmetic, msl_is_number<msl_part_t<T>>)
 MSL_PREDICATE(is_scalar, __is_scalar(T) || MSL_IS_BFLOAT(T))
-MSL_PREDICATE(is_signed, __is_signed(T) || MSL_IS_BFLOAT(T))
-MSL_PREDICATE(is_unsigned, __is_unsigned(T))
+MSL_PREDICATE(is_vector, !__is_same(msl_part_t<T>, T))
+MSL_PREDICATE(is_signed, __is_signed(msl_part_t<T>) || MSL_IS_BFLOAT(msl_part_t<T>))
+MSL_PREDICATE(is_unsigned, __is_unsigned(msl_part_t<T>))
 MSL_PREDICATE(is_pointer, __is_pointer(T))
 MSL_PREDICATE(is_enum, __is_enum(T))
 MSL_PREDICATE(is_class, __is_class(T))
@@ -142,14 +164,14 @@ constexpr To as_type(From value) {
   return __builtin_bit_cast(To, value);
 }
 template <typename T>
-using msl_if_integral = enable_if_t<is_integral_v<T>, int>;
+using msl_if_integral = enable_if_t<__is_integral(T), int>;
 template <typename T>
 using msl_if_bfloat = enable_if_t<MSL_IS_BFLOAT(T), int>;
 }  // namespace metal
 using metal::as_type;
 
 // Converts implicitly to float and from integers, and to nothing else: not to half, and not from
-// float or half without a cast, as Apple's compiler has it.
+// float or half without a cast, as Apple's compiler has it. To integers it needs a cast here.
 struct bfloat {
   ushort bits;
 
@@ -160,11 +182,19 @@ struct bfloat {
   constexpr explicit bfloat(F f) : bits(round(static_cast<float>(f))) {}
   template <typename I, metal::msl_if_integral<I> = 0>
   constexpr bfloat(I i) : bits(round(static_cast<float>(i))) {}
+  // For what is no number but converts to one.
+  constexpr explicit bfloat(bool b) : bits(b ? 0x3f80 : 0) {}
 
-  constexpr operator float() const { return __builtin_bit_cast(float, uint(bits) << 16); }
+  // To float alone: `c ? 0 : b` would be ambiguous if it also went to integers by itself.
+  template <typename F, metal::enable_if_t<__is_same(F, float), int> = 0>
+  constexpr operator F() const {
+    return __builtin_bit_cast(float, uint(bits) << 16);
+  }
   constexpr explicit operator half() const { return static_cast<half>(float(*this)); }
-  template <typename H, metal::enable_if_t<__is_same(H, half), int> = 0>
-  operator H() const = delete;
+  template <typename I, metal::enable_if_t<__is_integral(I), int> = 0>
+  constexpr explicit operator I() const {
+    return static_cast<I>(float(*this));
+  }
 
   // To nearest, ties to even; a NaN stays one.
   static constexpr ushort round(float f) {
@@ -188,7 +218,7 @@ struct bfloat {
   friend constexpr auto operator op(U a, bfloat b) {                                               \
     return metal::conditional_t<__is_integral(U), bfloat, float>(float(a) op float(b));            \
   }                                                                                                \
-  template <typename U, metal::enable_if_t<metal::is_arithmetic_v<U>, int> = 0>                    \
+  template <typename U, metal::enable_if_t<metal::msl_is_number<U>, int> = 0>                      \
   constexpr bfloat& operator op## = (U b) {                                                        \
     return *this = bfloat(float(*this) op float(b));                                               \
   }

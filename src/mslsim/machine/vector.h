@@ -4,7 +4,7 @@
 
 namespace metal {
 template <typename T, int N>
-struct vec;
+struct packed_vec;
 
 // How one element is stored inside a vector.
 template <typename T>
@@ -25,9 +25,14 @@ constexpr bool msl_is_native = __is_same(T, typename msl_element<T>::type);
 
 // Elements a constructor argument contributes; far too many for what is no scalar or vector.
 template <typename T>
-constexpr int msl_width = is_arithmetic_v<T> ? 1 : 1000;
+constexpr int msl_width = msl_is_number<T> ? 1 : 1000;
 template <typename T, int N>
 constexpr int msl_width<vec<T, N>> = N;
+template <typename T, int N>
+constexpr int msl_width<packed_vec<T, N>> = N;
+
+// Ends a list in braces that is shorter than the vector: the rest is zero.
+struct msl_rest {};
 
 #define MSL_NARROWS(T, U) (__is_same(T, bfloat) && __is_floating_point(U))
 
@@ -49,8 +54,15 @@ struct packed_vec {
   constexpr packed_vec(vec<T, N> v) : e{} {
     for (int i = 0; i < N; ++i) e[i] = v.get(i);
   }
-  template <typename... P, enable_if_t<sizeof...(P) == N && (is_arithmetic_v<P> && ...), int> = 0>
-  constexpr packed_vec(P... parts) : e{static_cast<T>(parts)...} {}
+  template <typename U, enable_if_t<!is_same_v<U, T>, int> = 0>
+  constexpr explicit packed_vec(vec<U, N> v) : packed_vec(vec<T, N>(v)) {}
+  template <typename U, enable_if_t<!is_same_v<U, T>, int> = 0>
+  constexpr explicit packed_vec(packed_vec<U, N> p) : packed_vec(vec<T, N>(vec<U, N>(p))) {}
+  template <typename... P,
+            enable_if_t<(sizeof...(P) > 1) && (msl_width<P> + ... + 0) == N, int> = 0>
+  constexpr packed_vec(P... parts) : packed_vec(vec<T, N>(parts...)) {}
+  template <typename U, enable_if_t<msl_is_number<U>, int> = 0>
+  constexpr explicit(MSL_NARROWS(T, U)) packed_vec(U value) : packed_vec(vec<T, N>(value)) {}
   constexpr operator vec<T, N>() const {
     vec<T, N> r{};
     r.assemble(e);
@@ -64,28 +76,102 @@ struct packed_vec {
   constexpr const T& operator[](I i) const {
     return e[i];
   }
-  constexpr T get_x() const { return e[0]; }
-  constexpr T get_y() const { return e[1]; }
-  constexpr T get_z() const { return e[2]; }
-  constexpr T get_w() const { return e[3]; }
-  constexpr void put_x(T t) { e[0] = t; }
-  constexpr void put_y(T t) { e[1] = t; }
-  constexpr void put_z(T t) { e[2] = t; }
-  constexpr void put_w(T t) { e[3] = t; }
-  __declspec(property(get = get_x, put = put_x)) T x;
-  __declspec(property(get = get_y, put = put_y)) T y;
-  __declspec(property(get = get_z, put = put_z)) T z;
-  __declspec(property(get = get_w, put = put_w)) T w;
-  friend constexpr vec<T, N> operator+(packed_vec a, packed_vec b) {
-    return vec<T, N>(a) + vec<T, N>(b);
+  constexpr T get(int i) const { return e[i]; }
+  T& msl_ref(int i) { return e[i]; }
+#define MSL_LETTER(letter, i)                       \
+  constexpr T get_##letter() const { return e[i]; } \
+  template <typename U>                             \
+  constexpr void put_##letter(U u) {                \
+    e[i] = static_cast<T>(u);                       \
+  }                                                 \
+  __declspec(property(get = get_##letter, put = put_##letter)) T letter;
+  MSL_LETTER(x, 0)
+  MSL_LETTER(y, 1)
+  MSL_LETTER(z, 2)
+  MSL_LETTER(w, 3)
+  MSL_LETTER(r, 0)
+  MSL_LETTER(g, 1)
+  MSL_LETTER(b, 2)
+  MSL_LETTER(a, 3)
+#undef MSL_LETTER
+#include "packed_swizzles.h"
+// A packed vector beside a packed one, a vector or a number computes as vectors do.
+#define MSL_PACKED(op)                                                                       \
+  friend constexpr auto operator op(packed_vec a, packed_vec b) {                            \
+    return vec<T, N>(a) op vec<T, N>(b);                                                     \
+  }                                                                                          \
+  friend constexpr auto operator op(packed_vec a, vec<T, N> b) { return vec<T, N>(a) op b; } \
+  friend constexpr auto operator op(vec<T, N> a, packed_vec b) { return a op vec<T, N>(b); } \
+  template <typename U, enable_if_t<msl_is_number<U>, int> = 0>                              \
+  friend constexpr auto operator op(packed_vec a, U b) {                                     \
+    return vec<T, N>(a) op vec<T, N>(b);                                                     \
+  }                                                                                          \
+  template <typename U, enable_if_t<msl_is_number<U>, int> = 0>                              \
+  friend constexpr auto operator op(U a, packed_vec b) {                                     \
+    return vec<T, N>(a) op vec<T, N>(b);                                                     \
   }
-  friend constexpr vec<T, N> operator-(packed_vec a, packed_vec b) {
-    return vec<T, N>(a) - vec<T, N>(b);
+#define MSL_PACKED_ASSIGNING(op)                     \
+  MSL_PACKED(op)                                     \
+  template <typename U>                              \
+  constexpr packed_vec& operator op## = (U b) {      \
+    return *this = vec<T, N>(*this) op vec<T, N>(b); \
   }
-  friend constexpr vec<T, N> operator*(packed_vec a, packed_vec b) {
-    return vec<T, N>(a) * vec<T, N>(b);
-  }
+  MSL_PACKED_ASSIGNING(+)
+  MSL_PACKED_ASSIGNING(-)
+  MSL_PACKED_ASSIGNING(*)
+  MSL_PACKED_ASSIGNING(/)
+  MSL_PACKED_ASSIGNING(%)
+  MSL_PACKED_ASSIGNING(&)
+  MSL_PACKED_ASSIGNING(|)
+  MSL_PACKED_ASSIGNING(^)
+  MSL_PACKED_ASSIGNING(<<)
+  MSL_PACKED_ASSIGNING(>>)
+  MSL_PACKED(==)
+  MSL_PACKED(!=)
+  MSL_PACKED(<)
+  MSL_PACKED(>)
+  MSL_PACKED(<=)
+  MSL_PACKED(>=)
+#undef MSL_PACKED
+#undef MSL_PACKED_ASSIGNING
+  constexpr vec<T, N> operator-() const { return -vec<T, N>(*this); }
 };
+
+template <typename T>
+constexpr bool msl_is_packed = false;
+template <typename T, int N>
+constexpr bool msl_is_packed<packed_vec<T, N>> = true;
+template <typename T>
+constexpr T msl_unpacked(T value) {
+  return value;
+}
+template <typename T, int N>
+constexpr vec<T, N> msl_unpacked(packed_vec<T, N> value) {
+  return value;
+}
+// One element of a vector, or a member of another type, as what can be assigned to.
+#define MSL_PART(letter, i)                                            \
+  template <typename V>                                                \
+  inline auto msl_part_##letter(V& v, int) -> decltype(v.msl_ref(i)) { \
+    return v.msl_ref(i);                                               \
+  }                                                                    \
+  template <typename V>                                                \
+  inline auto msl_part_##letter(V& v, long) -> decltype((v.letter)) {  \
+    return (v.letter);                                                 \
+  }
+MSL_PART(x, 0)
+MSL_PART(y, 1)
+MSL_PART(z, 2)
+MSL_PART(w, 3)
+MSL_PART(r, 0)
+MSL_PART(g, 1)
+MSL_PART(b, 2)
+MSL_PART(a, 3)
+#undef MSL_PART
+template <typename T>
+struct vec_elements : integral_constant<int, 1> {};
+template <typename T, int N>
+struct vec_elements<vec<T, N>> : integral_constant<int, N> {};
 
 template <typename T, size_t N>
 struct array {
@@ -99,11 +185,6 @@ struct array {
   constexpr T* end() { return e_ + N; }
   constexpr const T* begin() const { return e_; }
   constexpr const T* end() const { return e_ + N; }
-};
-template <typename A, typename B>
-struct pair {
-  A first;
-  B second;
 };
 template <typename T, T... I>
 struct integer_sequence {
@@ -124,6 +205,11 @@ struct matrix {
   template <typename... V,
             enable_if_t<sizeof...(V) == C && (is_same_v<V, vec<T, R>> && ...), int> = 0>
   constexpr matrix(V... v) : columns{v...} {}
+  template <typename... S, enable_if_t<sizeof...(S) == C * R && (msl_is_number<S> && ...), int> = 0>
+  constexpr matrix(S... numbers) : columns{} {
+    int i = 0;
+    ((columns[i / R].set(i % R, static_cast<T>(numbers)), ++i), ...);
+  }
   template <typename U>
   explicit constexpr matrix(const matrix<U, C, R>& other) : columns{} {
     for (int i = 0; i < C; ++i) columns[i] = vec<T, R>(other.columns[i]);
@@ -153,35 +239,66 @@ struct matrix {
     for (int i = 0; i < C; ++i) a.columns[i] /= vec<T, R>(s);
     return a;
   }
-};
-template <typename T, int C, int R>
-constexpr vec<T, R> operator*(const matrix<T, C, R>& m, vec<T, C> v) {
-  vec<T, R> sum = m.columns[0] * vec<T, R>(v.get(0));
-  for (int i = 1; i < C; ++i) sum += m.columns[i] * vec<T, R>(v.get(i));
-  return sum;
-}
-template <typename T, int C, int R>
-constexpr vec<T, C> operator*(vec<T, R> v, const matrix<T, C, R>& m) {
-  vec<T, C> out{};
-  for (int i = 0; i < C; ++i) {
-    T sum = T(0);
-    for (int j = 0; j < R; ++j) sum = T(sum + v.get(j) * m.columns[i].get(j));
-    out.set(i, sum);
+  // Friends are found for matrices alone: a function of this name that everybody sees would keep
+  // the compiler from finding those of two swizzles in a template.
+  friend constexpr vec<T, R> operator*(const matrix& m, vec<T, C> v) {
+    vec<T, R> sum = m.columns[0] * vec<T, R>(v.get(0));
+    for (int i = 1; i < C; ++i) sum += m.columns[i] * vec<T, R>(v.get(i));
+    return sum;
   }
-  return out;
-}
-template <typename T, int C, int K, int R>
-constexpr matrix<T, C, R> operator*(const matrix<T, K, R>& a, const matrix<T, C, K>& b) {
-  matrix<T, C, R> out;
-  for (int i = 0; i < C; ++i) out.columns[i] = a * b.columns[i];
-  return out;
-}
+  friend constexpr vec<T, C> operator*(vec<T, R> v, const matrix& m) {
+    vec<T, C> out{};
+    for (int i = 0; i < C; ++i) {
+      T sum = T(0);
+      for (int j = 0; j < R; ++j) sum = T(sum + v.get(j) * m.columns[i].get(j));
+      out.set(i, sum);
+    }
+    return out;
+  }
+  template <int K>
+  friend constexpr matrix<T, K, R> operator*(const matrix& a, const matrix<T, K, C>& b) {
+    matrix<T, K, R> out;
+    for (int i = 0; i < K; ++i) out.columns[i] = a * b.columns[i];
+    return out;
+  }
+  constexpr matrix operator-() const { return *this * T(-1); }
+  constexpr matrix& operator+=(const matrix& b) { return *this = *this + b; }
+  constexpr matrix& operator-=(const matrix& b) { return *this = *this - b; }
+  constexpr matrix& operator*=(T s) { return *this = *this * s; }
+  constexpr bool operator==(const matrix& b) const {
+    bool same = true;
+    for (int i = 0; i < C; ++i)
+      for (int j = 0; j < R; ++j) same = same && columns[i].get(j) == b.columns[i].get(j);
+    return same;
+  }
+  constexpr bool operator!=(const matrix& b) const { return !(*this == b); }
+};
 template <typename T, int C, int R>
 constexpr matrix<T, R, C> transpose(const matrix<T, C, R>& m) {
   matrix<T, R, C> out{};
   for (int i = 0; i < C; ++i)
     for (int j = 0; j < R; ++j) out.columns[j].set(i, m.columns[i].get(j));
   return out;
+}
+// By its first row.
+template <typename T, int N>
+constexpr T determinant(const matrix<T, N, N>& m) {
+  if constexpr (N == 2) {
+    return T(m.columns[0].get(0) * m.columns[1].get(1) - m.columns[1].get(0) * m.columns[0].get(1));
+  } else {
+    T sum = T(0);
+    for (int out = 0; out < N; ++out) {
+      matrix<T, N - 1, N - 1> minor{};
+      for (int i = 0, k = 0; i < N; ++i) {
+        if (i == out) continue;
+        for (int j = 1; j < N; ++j) minor.columns[k].set(j - 1, m.columns[i].get(j));
+        ++k;
+      }
+      const T part = T(m.columns[out].get(0) * determinant(minor));
+      sum = T(out % 2 ? sum - part : sum + part);
+    }
+    return sum;
+  }
 }
 }  // namespace metal
 

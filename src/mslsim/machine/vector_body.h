@@ -12,7 +12,7 @@ struct vec<T, MSL_N> {
   struct from_raw {};
   vec() = default;
   constexpr vec(from_raw, raw r) : v(r) {}
-  template <typename U, enable_if_t<is_arithmetic_v<U>, int> = 0>
+  template <typename U, enable_if_t<msl_is_number<U>, int> = 0>
   constexpr explicit(MSL_NARROWS(T, U)) vec(U value)
 #if MSL_N == 2
       : v{pack(value), pack(value)} {}
@@ -38,9 +38,19 @@ struct vec<T, MSL_N> {
       assemble(e);
     }
   }
+  template <typename U, enable_if_t<!is_same_v<U, T>, int> = 0>
+  constexpr explicit vec(packed_vec<U, MSL_N> other) : vec(vec<U, MSL_N>(other)) {}
   template <typename... P,
             enable_if_t<(sizeof...(P) > 1) && (msl_width<P> + ... + 0) == MSL_N, int> = 0>
   constexpr vec(P... parts) : v{} {
+    T e[MSL_N]{};
+    int i = 0;
+    (place(e, i, parts), ...);
+    assemble(e);
+  }
+  // The list of an initialiser, `rest` first.
+  template <typename... P, enable_if_t<(msl_width<P> + ... + 0) <= MSL_N, int> = 0>
+  constexpr vec(msl_rest, P... parts) : v{} {
     T e[MSL_N]{};
     int i = 0;
     (place(e, i, parts), ...);
@@ -70,6 +80,7 @@ struct vec<T, MSL_N> {
   }
   constexpr T get(int i) const { return __builtin_bit_cast(T, static_cast<element>(v[i])); }
   constexpr void set(int i, T value) { v[i] = pack(value); }
+  T& msl_ref(int i) { return reinterpret_cast<T*>(&v)[i]; }
 
   template <typename I>
   T& operator[](I i) {
@@ -141,4 +152,14 @@ struct vec<T, MSL_N> {
   }
   vec& operator++() { return *this = *this + vec(1); }
   vec& operator--() { return *this = *this - vec(1); }
+  vec operator++(int) {
+    const vec before = *this;
+    ++*this;
+    return before;
+  }
+  vec operator--(int) {
+    const vec before = *this;
+    --*this;
+    return before;
+  }
 };
