@@ -143,12 +143,15 @@ def read_signatures(text: str) -> dict[str, Signature]:
 
     Raises ValueError where the text cannot be read as Metal.
     """
-    s = expanded(text)
     try:
-        found = kernels.find_kernels(s)
-        scopes = find_scopes(s)
+        return _signatures(text, expanded(text))
     except SyntaxProblem as problem:
         raise ValueError(f"{problem.token.file}:{problem.token.line}: {problem}") from None
+
+
+def _signatures(text: str, s: Stream) -> dict[str, Signature]:
+    found = kernels.find_kernels(s)
+    scopes = find_scopes(s)
     tokens = s.tokens
     collective = functions_reaching(
         s,

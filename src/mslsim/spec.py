@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import tokenize
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ def load(path: Path) -> Spec:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return _spec(path.parent, data)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -113,7 +114,7 @@ def _names(entries: list[dict[str, Any]]) -> list[str]:
 def _argument(folder: Path, entry: dict[str, Any], generator: np.random.Generator) -> Any:
     _known("key of an argument", entry, _ARGUMENT)
     if "npy" in entry:
-        return np.load(folder / entry["npy"], allow_pickle=False)
+        return _array(folder / entry["npy"])
     if entry.get("unbound"):
         return None
     if "value" in entry:
@@ -136,6 +137,13 @@ def _argument(folder: Path, entry: dict[str, Any], generator: np.random.Generato
     else:
         values = generator.integers(0, 100, shape)
     return _converted(values, dtype)
+
+
+def _array(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (SyntaxError, EOFError, tokenize.TokenError) as error:  # of a header that is none
+        raise ValueError(f"{path.name} is no array: {error}") from None
 
 
 def _converted(values: Any, dtype: str) -> Any:
