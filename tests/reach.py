@@ -22,6 +22,9 @@ NO_UNIT_TESTS = {"tests/test_metal_kernels.py", "tests/test_docs.py"}
 FOLDERS = {
     "src/metalcore/patch": {"tests/patch"},
     "src/metalcore/gguf": {"tests/gguf"},
+    "src/metalcore/hf.py": {"tests/gguf/test_quantize.py"},
+    "src/metalcore/checkpoints.py": {"tests/gguf/test_checkpoints.py"},
+    "src/metalcore/_quantized_layers.py": {"tests/gguf/test_layers.py"},
     "src/mslsim": {
         f"tests/mslsim/test_{name}.py"
         for name in (

@@ -11,12 +11,12 @@ PYTHON = sorted(p for root in ("src", "bench", "tests") for p in (ROOT / root).r
 
 # Lower layers first. A module imports its own layer and those below it.
 LAYERS = [
-    {"_lazy", "_measure", "_native", "_report", "_text", "_torch", "_trace"},
+    {"_empty", "_lazy", "_measure", "_native", "_optional", "_report", "_text", "_torch", "_trace"},
     {"_autocast", "_autograd", "_check", "_policy"},
     {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
-    {"nn", "optim", "attn", "linalg", "quant", "train", "xlstm"},
-    {"patch", "gguf", "_simulate", "_where"},
+    {"_quantized_layers", "nn", "optim", "attn", "linalg", "quant", "train", "xlstm"},
+    {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]
