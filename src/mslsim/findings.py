@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from .worker import REGIONS, Found, Session
 _RACE = 2
 _ARENA = REGIONS - 1
 _NONE = 0xFFFFFFFF
+_INDEXED = re.compile(r"([A-Za-z_][\w.]*)\s*\[(?!\[)")
 _ORDERS = ("ascending", "descending", "random")
 
 
@@ -24,9 +26,12 @@ def describe(
     names: dict[int, str],
     arrays: dict[int, str],
     place: tuple[str, int],
+    line_text: Callable[[str, int], str],
+    elements: dict[int, int],
 ) -> list[Finding]:
-    """The findings of a session, one for each kind and line."""
-    teller = _Teller(kernel, session, sites, names, arrays, place)
+    """The findings of a session, one for each kind and line. `line_text` gives lines of source,
+    `elements` the bytes of one element by region."""
+    teller = _Teller(kernel, session, sites, names, arrays, place, line_text, elements)
     findings: list[Finding] = []
     seen = set()
     for found in session.found[: session.found_count]:
@@ -60,6 +65,8 @@ class _Teller:
         names: dict[int, str],
         arrays: dict[int, str],
         place: tuple[str, int],
+        line_text: Callable[[str, int], str],
+        elements: dict[int, int],
     ) -> None:
         self.kernel = kernel
         self.session = session
@@ -67,6 +74,8 @@ class _Teller:
         self.names = names
         self.arrays = arrays
         self.place = place
+        self.line_text = line_text
+        self.elements = elements
         self.makers: dict[int, Callable[[Found], tuple[str, str]]] = {
             1: self._bounds,
             2: self._race,
@@ -76,7 +85,7 @@ class _Teller:
             6: self._lane,
             7: self._schedule,
             8: lambda f: ("crash", "the kernel used an address that is not mapped"),
-            9: lambda f: ("bounds", f"index outside a thread's own array by {_thread(f)}"),
+            9: self._index,
             10: lambda f: ("division", f"integer division by zero by {_thread(f)}"),
             12: lambda f: ("assertion", f"an assertion does not hold for {_thread(f)}"),
             11: lambda f: ("limit", f"no room for {f.block_bytes} bytes of threadgroup memory"),
@@ -112,7 +121,15 @@ class _Teller:
         elif f.region in self.names:
             what = f"{what} of {self.session.regions[f.region].bytes} bytes"
         where = f"at byte {at}" if at >= 0 else f"{-at} bytes before the start"
+        if (element := self.elements.get(f.region, 0)) and at % element == 0:
+            where += f" (index {at // element})"
         return "bounds", f"{verb} of {f.size} bytes {where} of {what} by {_thread(f)}"
+
+    def _index(self, f: Found) -> tuple[str, str]:
+        site = self.site(f.site)
+        name = _indexed(self.line_text(site.file, site.line), site.column - 1)
+        array = f"{name}[{f.block_bytes}]" if name else f"an array of {f.block_bytes} elements"
+        return "bounds", f"index {f.offset} is outside {array}, by {_thread(f)}, which ends here"
 
     def _race(self, f: Found) -> tuple[str, str]:
         mine = "write" if f.writes & 1 else "read"
@@ -161,6 +178,23 @@ class _Teller:
             f"byte {f.offset} of {self._memory(f)[0]} differs when threads run in "
             f"{_ORDERS[f.size]} order"
         )
+
+
+def _indexed(line: str, column: int) -> str:
+    """The array that a line indexes at `column`, where it is or is assigned to."""
+    outer, end = "", 0
+    for match in _INDEXED.finditer(line):
+        if match.start() > column:
+            break
+        if match.start() == column:
+            return match[1]
+        if match.start() >= end:
+            outer, end = match[1], match.end()
+            depth = 1
+            while end < len(line) and depth:
+                depth += {"[": 1, "]": -1}.get(line[end], 0)
+                end += 1
+    return outer
 
 
 def _thread(f: Found) -> str:

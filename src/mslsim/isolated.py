@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class Job:
     checks: frozenset[str]
     timeout: float
     place: tuple[str, int]
+    line_text: Callable[[str, int], str]
     without_barrier_at: tuple[str, int] | None = None
 
     @property
@@ -153,8 +155,9 @@ class Job:
             _SLOTS + r.index: r.name for r in self.rows if r.is_threadgroup
         }
         return findings + describe(
-            self.kernel, w.session, self.build.sites, names, arrays, self.place
-        )
+            self.kernel, w.session, self.build.sites, names, arrays, self.place, self.line_text,
+            _elements(self.rows, self.encoded),
+        )  # fmt: skip
 
     def copy_back(self, w: Worker) -> None:
         places, marks, _ = self.layout()
@@ -208,3 +211,13 @@ def _names(rows: list[Row], encoded: Encoded) -> dict[int, str]:
         region: f"{parameters.get(block.index, '?')} [[buffer({block.index})]]"
         for region, block in enumerate(encoded.blocks)
     }
+
+
+def _elements(rows: list[Row], encoded: Encoded) -> dict[int, int]:
+    """Bytes of an element, for the regions that one pointer has from their start on."""
+    sizes = {r.index: r.size for r in rows if not r.is_threadgroup and not r.is_reference}
+    starts: dict[int, set[int]] = {}
+    for region, block in enumerate(encoded.blocks):
+        for bound in (b for b in encoded.bound if b.block is block):
+            starts.setdefault(region, set()).add(0 if bound.offset else sizes.get(bound.index, 0))
+    return {region: size for region, (size, *others) in starts.items() if size and not others}

@@ -265,7 +265,8 @@ class Kernel:
         if self._library._checks:
             job = isolated.Job(
                 self.name, self._build(), rows, encoded, grid, group, memory, order,
-                self._library._checks, self._library._timeout, self._place, without_barrier_at,
+                self._library._checks, self._library._timeout, self._place,
+                self._library._builder.source.line, without_barrier_at,
             )  # fmt: skip
             report = isolated.run(job)
             if not without_barrier_at:

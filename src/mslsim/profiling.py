@@ -127,7 +127,7 @@ def profile(
     before = [ctypes.string_at(b.address, b.size) for b in encoded.blocks]
     job = isolated.Job(
         kernel, Builder(text, checked=True).build(kernel, alone=True), rows, encoded, grid, group,
-        memory, "ascending", frozenset({"counters"}), timeout, place,
+        memory, "ascending", frozenset({"counters"}), timeout, place, text.line,
     )  # fmt: skip
     report = isolated.run(job)
     if report.findings:

@@ -53,6 +53,7 @@ struct Divergence : Check {
 
   // The lanes in `mask` reached the operation together.
   void simd_operation(const Worker& w, unsigned g, uint32_t mask, uint32_t site, int kind) {
+    if (w.stopped()) return;
     const Simdgroup& s = w.simdgroups[g];
     Seen& before = seen[g][site % kSeen];
     const bool fewer = before.site == site && (before.mask & s.live & ~mask);
@@ -75,6 +76,8 @@ struct Divergence : Check {
 
   // A lane asked for the value of one that is not there.
   void undefined_lanes(const Worker& w, unsigned g, uint32_t site) {
+    // Where lanes diverge that has been said already.
+    if (w.stopped() || is_known(kSimdDivergence, site)) return;
     const Collective& c = w.simdgroups[g].lanes;
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(c.undefined));
     Found f{};

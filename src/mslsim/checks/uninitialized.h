@@ -43,7 +43,7 @@ struct Uninitialized : Check {
     }
     bool all = true;
     for (uint32_t i = 0; i < a.size; ++i) all = all && at[i];
-    if (!all) record(found_at(w, kUninitialized, a));
+    if (!all && !w.stopped()) record(found_at(w, kUninitialized, a));
     return true;
   }
 };

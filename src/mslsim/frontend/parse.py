@@ -45,6 +45,14 @@ class Source:
     version: int = 320
     strict: bool = True
 
+    def line(self, file: str, number: int) -> str:
+        """A line of the source, or of a file that it includes; empty where there is none."""
+        path = Path(file)
+        if file != self.name and not path.is_file():
+            return ""
+        lines = (self.text if file == self.name else path.read_text()).splitlines()
+        return lines[number - 1] if 0 < number <= len(lines) else ""
+
     def describe(self) -> str:
         """Everything that decides the result, as text."""
         return repr(

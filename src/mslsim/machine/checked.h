@@ -8,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "../checks/observers.h"
+#include "stray.h"
 
 namespace msl {
 
@@ -92,6 +94,7 @@ MSL_INLINE void touch(const volatile void* address, uint32_t size, bool writes, 
   Memory& m = memory();
   Observers& o = observers();
   m.session->site = site;
+  settle_stray();
   if (!o.watching) return;
   const char* p = const_cast<const char*>(static_cast<const volatile char*>(address));
   const uint64_t distance = static_cast<uint64_t>(p - m.base);
@@ -100,7 +103,8 @@ MSL_INLINE void touch(const volatile void* address, uint32_t size, bool writes, 
   if (region >= kRegions) return;
   const uint64_t offset = distance - (region << kSlotShift) - kSlotBytes / 2;
   const Access a{offset, size, site, static_cast<uint32_t>(region), writes, atomic};
-  if (!o.access(here(), a)) leave_kernel();
+  if (o.access(here(), a)) return;
+  if (!allow_stray(const_cast<char*>(p), size, a.region, writes)) leave_kernel();
 }
 
 // True when the grid ran to its end.
@@ -117,6 +121,7 @@ bool run_guarded(Launch& launch, bool watch) {
     completed = run_grid(launch) && !launch.failed;
   }
   g_running = 0;
+  forget_strays();
   o.launch_end(*w);
   o.watching = false;
   return completed;
@@ -214,6 +219,8 @@ int msl_map(msl::Session* session, int fd, uint32_t sites) {
              static_cast<off_t>(info.file_offset)) == MAP_FAILED) {
       return -1;
     }
+    // The rest of the last page is read by strays.
+    memset(r.address + info.bytes, 0, (page_bytes() - info.bytes % page_bytes()) % page_bytes());
   }
   return 0;
 }
@@ -269,12 +276,15 @@ void msl_atomic(const volatile void* p, unsigned size, int writes, uint32_t site
 }
 void msl_fence(int flags, int scope, uint32_t) { MSL_NOTIFY(fence(msl::here(), flags, scope)); }
 void msl_assertion_failed(uint32_t site) { msl::record_here(msl::kAssertion, site); }
-void __ubsan_handle_out_of_bounds_abort(void*, uintptr_t, uint32_t site) {
-  msl::record_here(msl::kThreadArrayBounds, site);
-  msl::leave_kernel();
+// There is no way on for the thread, but there is for the others.
+void __ubsan_handle_out_of_bounds_abort(void* array, uintptr_t index, uint32_t site) {
+  msl::settle_stray();
+  msl::record_index(*static_cast<msl::IndexedArray*>(array), index, site);
+  msl::here().end_thread();
 }
 void __ubsan_handle_divrem_overflow_abort(void*, uintptr_t, uintptr_t, uint32_t site) {
+  msl::settle_stray();
   msl::record_here(msl::kDivisionByZero, site);
-  msl::leave_kernel();
+  msl::here().end_thread();
 }
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #ifdef MSL_CHECKED
+#include <setjmp.h>
+
 #include "../checks/observers.h"
 #define MSL_NOTIFY(call) (msl::observers().call)
 // Free bytes between blocks of threadgroup memory, so that running past one is seen.
@@ -11,13 +13,16 @@
 namespace msl {
 namespace {
 [[noreturn]] void leave_kernel();
-}
+jmp_buf g_thread;
+}  // namespace
 }  // namespace msl
 #define MSL_LEAVE_KERNEL leave_kernel()
+#define MSL_THREAD_ENDED _setjmp(g_thread)
 #else
 #define MSL_NOTIFY(call) ((void)0)
 #define MSL_REDZONE 0
 #define MSL_LEAVE_KERNEL ((void)0)
+#define MSL_THREAD_ENDED false
 #define MSL_ARENA(index) mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0)
 extern "C" void msl_fence(int, int, uint32_t) {}
 extern "C" void msl_assertion_failed(uint32_t) {}

@@ -127,7 +127,7 @@ bool Worker::run_group(uint64_t index) {
     }
   }
   if (failed_) return false;
-  arrived_ = returned_ = 0;
+  arrived_ = returned_ = stopped_ = 0;
   mixed_barriers_ = false;
   runnable_ = lane_mask(group.simdgroups);
   for (unsigned g = 0; g < group.simdgroups; ++g) {
@@ -139,6 +139,8 @@ bool Worker::run_group(uint64_t index) {
   if (launch->synchronised) {
     run_fibers();
   } else {
+    // A thread that is ended comes back here.
+    if (MSL_THREAD_ENDED) retire(current);
     while (!failed_ && (current = next()) != kNone) {
       launch->thread(&arguments_, &group, current);
       retire(current);
@@ -218,6 +220,25 @@ void Worker::abandon() {
   __builtin_unreachable();
 }
 
+#ifdef MSL_CHECKED
+void Worker::end_thread() {
+  ++stopped_;
+  if (!launch->synchronised) longjmp(g_thread, 1);
+  const unsigned fiber = fiber_of_[current];
+  retire(current);
+  const unsigned thread = next();
+  void* unused;
+  if (thread == kNone) {
+    msl_switch(&unused, host_stack_);
+  } else {
+    if (!(simdgroups[thread / 32].started >> (thread % 32) & 1)) start(thread);
+    free_[free_count_++] = static_cast<uint16_t>(fiber);
+    enter(thread, &unused);
+  }
+  __builtin_unreachable();
+}
+#endif
+
 inline uint32_t Worker::random() {
   random_ = random_ * 1664525u + 1013904223u;
   return random_ >> 8;
@@ -249,7 +270,7 @@ __attribute__((noinline)) unsigned Worker::next() {
 
 bool Worker::release_barrier() {
   if (arrived_ == 0) return false;
-  if (arrived_ != group.threads || mixed_barriers_) {
+  if (arrived_ + stopped_ != group.threads || mixed_barriers_) {
     MSL_NOTIFY(barrier_divergence(*this));
     failed_ = true;
     return false;
@@ -322,8 +343,7 @@ bool Worker::serve(unsigned g) {
   s.lanes.undefined = 0;
   MSL_NOTIFY(simd_operation(*this, g, mask, site, s.kind[first]));
   s.serve[first](&s.lanes);
-  // Where lanes diverge that has been said already.
-  if (s.lanes.undefined && mask == s.live) MSL_NOTIFY(undefined_lanes(*this, g, site));
+  if (s.lanes.undefined) MSL_NOTIFY(undefined_lanes(*this, g, site));
   MSL_NOTIFY(collective(*this, g, s.kind[first], s.flags[first], site));
   s.at_collective &= ~mask;
   s.ready = mask;

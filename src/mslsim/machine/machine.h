@@ -75,6 +75,10 @@ class Worker {
   uint32_t slot_at(int64_t offset) const;
   const Slot& slot(uint32_t index) const { return slots_[index]; }
   [[noreturn]] void abandon();
+  // Ends the thread that runs, from wherever it stands; the others go on without it.
+  [[noreturn]] void end_thread();
+  // Threads of the group that were ended so: what they would have done, nobody has.
+  uint32_t stopped() const { return stopped_; }
 
   unsigned current = kNone;
   uint32_t group_index = 0;
@@ -108,6 +112,7 @@ class Worker {
   uint32_t runnable_ = 0;  // simdgroups with a lane that can run or be served
   uint32_t arrived_ = 0;   // threads at the barrier
   uint32_t returned_ = 0;
+  uint32_t stopped_ = 0;
   int barrier_flags_ = 0;
   bool mixed_barriers_ = false;
   bool failed_ = false;

@@ -125,6 +125,14 @@ struct Memory {
 inline Memory g_memory;
 inline Memory& memory() { return g_memory; }
 
+inline bool is_known(FindingKind kind, uint32_t site) {
+  const Session& s = *memory().session;
+  for (uint32_t i = 0; i < s.found_count; ++i) {
+    if (s.found[i].kind == kind && s.found[i].site == site) return true;
+  }
+  return false;
+}
+
 // Adds a finding unless one of this kind is known for these lines.
 inline void record(const Found& f) {
   Session& s = *memory().session;
