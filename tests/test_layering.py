@@ -15,7 +15,7 @@ LAYERS = [
     {"_autocast", "_autograd", "_check", "_policy"},
     {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
-    {"_quantized_layers", "nn", "optim", "attn", "linalg", "quant", "train", "xlstm"},
+    {"_quantized_layers", "nn", "optim", "attn", "linalg", "precise", "quant", "train", "xlstm"},
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},

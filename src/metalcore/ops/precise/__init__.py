@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Extended precision: one module per op."""
