@@ -18,6 +18,7 @@ from typing import Any
 from . import swizzles
 from .cache import digest, entry
 from .compiler import PACKAGE, CommandFailed, included, toolchain
+from .contract import fuse_all
 from .frontend.kernels import Kernel
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend.rewrite import symbol, threadgroup_names
@@ -68,6 +69,7 @@ def _makers() -> str:
     """Changes when the code does that makes libraries out of sources."""
     files = [
         PACKAGE / "build.py",
+        PACKAGE / "contract.py",
         PACKAGE / "sites.py",
         *sorted((PACKAGE / "frontend").glob("*.py")),
     ]
@@ -281,7 +283,8 @@ class Builder:
     def _to_ir(self, folder: Path, cpp: str, precompiled: Path, style: str = "inlined") -> str:
         """Writes kernels.cpp and kernels.ll; returns the warnings."""
         source = folder / "kernels.cpp"
-        source.write_text(cpp)
+        # Up to a pragma of the source's own.
+        source.write_text(f"#pragma clang fp contract({self.source.contract})\n{cpp}")
         target = folder / "kernels.ll"
         try:
             return self.tools.to_intermediate(source, target, precompiled, self.checked, style)
@@ -309,7 +312,7 @@ class Builder:
             message = f"{', '.join(foreign)}: declared, but neither defined nor part of Metal"
             raise CompileError([Finding("strict", message)])
         text, sites = add_sites(text, parsed.files, str(self._headers))
-        ir.write_text(text)
+        ir.write_text(fuse_all(text) if self.source.contract == "fast" else text)
         self.tools.to_object(ir, folder / "kernels.o")
         self.tools.link([folder / "kernels.o"], folder / f"kernels{_SUFFIX}")
         warnings = [f for f in diagnostics(said) if f.kind == "uninitialized"] if said else []

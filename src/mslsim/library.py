@@ -60,6 +60,7 @@ def compile_shader(
     name: str = "source.metal",
     version: int = 320,
     timeout: float = DEFAULT_TIMEOUT,
+    contract: str = "on",
 ) -> Library:
     """Compiles Metal source to a library whose kernels are called as torch.mps calls them.
 
@@ -75,10 +76,15 @@ def compile_shader(
         name: what messages call the source.
         version: value of __METAL_VERSION__.
         timeout: seconds without progress before a checked kernel is stopped.
+        contract: which a * b + c are fused where no `#pragma METAL fp contract` says: "on" for
+            those of one statement, as Apple's safe math does, "fast" for all, as its other modes
+            may, and "off".
     """
+    if contract not in ("on", "fast", "off"):
+        raise ValueError(f"contract must be 'on', 'fast' or 'off', got {contract!r}")
     if on_finding not in ("raise", "collect"):
         raise ValueError(f"on_finding must be 'raise' or 'collect', got {on_finding!r}")
-    text = Source(source, name, include, defines or {}, constants or {}, version, strict)
+    text = Source(source, name, include, defines or {}, constants or {}, version, strict, contract)
     return Library(text, chosen_checks(checks), on_finding, timeout)
 
 

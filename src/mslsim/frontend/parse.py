@@ -44,6 +44,7 @@ class Source:
     constants: Constants = field(default_factory=dict)
     version: int = 320
     strict: bool = True
+    contract: str = "on"
 
     def line(self, file: str, number: int) -> str:
         """A line of the source, or of a file that it includes; empty where there is none."""
@@ -64,6 +65,7 @@ class Source:
                 sorted(self.constants.items()),
                 self.version,
                 self.strict,
+                self.contract,
             )
         )
 
