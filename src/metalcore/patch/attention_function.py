@@ -11,6 +11,8 @@ from metalcore import _trace
 from metalcore.ops.attention.attention import attention
 from metalcore.ops.attention.attention_decode import attention_decode
 from metalcore.patch.attention_masks import Seen, seen_of
+from metalcore.patch.paged_attend import attend_pages
+from metalcore.patch.paged_layer import PagedTensor
 
 # up to so many queries, keys and values are best read once for all heads that share them
 _FEW_QUERIES = 4
@@ -34,29 +36,33 @@ def attend(
     """What a layer of transformers asks of its attention; [B, Tq, H, D], and the weights where
     they are wanted."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    mask, seen = None, Seen(False)
-    if attention_mask is None:
-        key, value, mask, seen = _without_mask(query, key, value, causal)
-    elif attention_mask.dim() == 2:
+    options: dict[str, Any] = {"softcap": softcap, "sinks": s_aux, "scale": scaling}
+    needs_scores = dropout > 0 or others.get("output_attentions", False)
+    mask, seen = attention_mask, Seen(False)
+    if attention_mask is not None and attention_mask.dim() == 2:
         seen = seen_of(attention_mask) or Seen(causal, sliding_window, is_padded=True)
         mask = attention_mask[:, None, None] if seen.is_padded else None
-    else:
-        mask = attention_mask
+    if isinstance(key, PagedTensor):
+        if key.fresh is None and position_bias is None and not needs_scores:
+            found = attend_pages(query, key.layer, mask, seen, **options)
+            if found is not None:
+                return found.transpose(1, 2).contiguous(), None
+        key, value = key.compute(), value.compute()  # type: ignore[attr-defined]
+    if attention_mask is None:
+        key, value, mask, seen = _without_mask(query, key, value, causal)
     if position_bias is not None:
         bias = position_bias[..., : key.shape[2]]
         mask = bias if mask is None else _add(mask, bias)
-    if dropout > 0 or others.get("output_attentions", False):
+    if needs_scores:
         _trace.record_torch_path("attention", query)
         return _by_torch(query, key, value, mask, seen, dropout, scaling, softcap, s_aux)
-    options: dict[str, Any] = {"softcap": softcap, "sinks": s_aux, "scale": scaling}
     if _may_decode(query, key, mask, seen):
         out = attention_decode(query, key, value, window=seen.window, **options)  # type: ignore[arg-type]
     else:
         if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
             mask = mask.to(query.dtype)
-        out = attention(
-            query, key, value, mask=mask, causal=seen.causal, window=seen.window, **options
-        )
+        how = {"mask": mask, "causal": seen.causal, "window": seen.window, **options}
+        out = attention(query, key, value, **how)
     return out.transpose(1, 2).contiguous(), None
 
 
