@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .memory import uninitialized
     from .profiling import Profile, profile
     from .report import CompileError, Finding, KernelError, LaunchError, Report
+    from .texture import Sampler
 
 __all__ = [
     "CompileError",
@@ -23,6 +24,7 @@ __all__ = [
     "Library",
     "Profile",
     "Report",
+    "Sampler",
     "compile_shader",
     "fits",
     "lint",
@@ -36,6 +38,7 @@ _HOME = {
     "uninitialized": "memory",
     "CompilerMissing": "compiler",
     "Fit": "fit",
+    "Sampler": "texture",
     **dict.fromkeys(("Kernel", "Library", "compile_shader", "fits", "lint", "run"), "library"),
     **dict.fromkeys(("Profile", "profile"), "profiling"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),

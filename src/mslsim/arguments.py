@@ -158,6 +158,11 @@ class Row:
         flags = (bool(r[3]), bool(r[4]), r[5], is_constant, is_unsigned)
         return Row(name, bool(r[0]), r[1], r[2], *flags)
 
+    @property
+    def label(self) -> str:
+        """As the source has it; a texture's name tells its own number."""
+        return self.name if "[[" in self.name else f"{self.name} [[buffer({self.index})]]"
+
     def holds(self, value: int) -> bool:
         """Whether the low bytes of an int, all that a short parameter reads, tell it."""
         bits = 8 * self.size
@@ -181,7 +186,7 @@ def check_arguments(
             add(f"argument {bound.index} is given, but the kernel has no buffer({bound.index})")
             continue
         given = bound.block.size - bound.offset
-        what = f"{row.name} [[buffer({row.index})]]"
+        what = row.label
         if row.is_reference and given < row.size:
             add(f"{what} needs {row.size} bytes, got {given}")
         elif strict and row.is_reference and bound.passed in ("int", "float", "bool"):

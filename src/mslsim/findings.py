@@ -87,6 +87,7 @@ class _Teller:
             8: lambda f: ("crash", "the kernel used an address that is not mapped"),
             9: self._index,
             10: lambda f: ("division", f"integer division by zero by {_thread(f)}"),
+            13: self._texel,
             12: lambda f: ("assertion", f"an assertion does not hold for {_thread(f)}"),
             11: lambda f: ("limit", f"no room for {f.block_bytes} bytes of threadgroup memory"),
         }
@@ -124,6 +125,12 @@ class _Teller:
         if (element := self.elements.get(f.region, 0)) and at % element == 0:
             where += f" (index {at // element})"
         return "bounds", f"{verb} of {f.size} bytes {where} of {what} by {_thread(f)}"
+
+    def _texel(self, f: Found) -> tuple[str, str]:
+        verb = "write" if f.writes & 1 else "read"
+        signed = (f.offset, *(v - 2**32 if v >> 31 else v for v in (f.block_offset, f.block_bytes)))
+        what = self.names.get(f.region, "a texture that is not bound")
+        return "bounds", f"{verb} of texel {signed} outside of {what} by {_thread(f)}"
 
     def _index(self, f: Found) -> tuple[str, str]:
         site = self.site(f.site)

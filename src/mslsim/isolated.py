@@ -206,9 +206,9 @@ def run(job: Job) -> Report:
 
 def _names(rows: list[Row], encoded: Encoded) -> dict[int, str]:
     """What to call each region: the parameter it was first passed for."""
-    parameters = {r.index: r.name for r in rows if not r.is_threadgroup}
+    parameters = {r.index: r.label for r in rows if not r.is_threadgroup}
     return {
-        region: f"{parameters.get(block.index, '?')} [[buffer({block.index})]]"
+        region: parameters.get(block.index, f"? [[buffer({block.index})]]")
         for region, block in enumerate(encoded.blocks)
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 from . import isolated, native
 from .arguments import (
     MAX_THREADGROUP_BYTES,
+    Encoded,
     Row,
     check_arguments,
     check_launch,
@@ -23,6 +24,7 @@ from .memory import Uninitialized, is_tensor
 from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .static import ALWAYS_STARTS, findings_of, static_findings
+from .texture import TYPES, Sampler, Texture, add_sampler, add_texture
 from .worker import Launch
 
 # Seconds without progress after which a checked kernel counts as hanging.
@@ -99,6 +101,8 @@ def run(
     arg_casts: Mapping[int, str] | str | None = None,
     threadgroup_memory: Mapping[int, int] | None = None,
     order: str = "ascending",
+    textures: Mapping[int, Any] | None = None,
+    samplers: Mapping[int, Sampler] | None = None,
     **options: Any,
 ) -> Report:
     """Compiles and runs one kernel; every finding, of any stage, is in the report.
@@ -107,7 +111,10 @@ def run(
     """
     try:
         library = compile_shader(source, checks, **options)
-        return library[kernel].run(args, threads, group_size, arg_casts, threadgroup_memory, order)
+        return library[kernel].run(
+            args, threads, group_size, arg_casts, threadgroup_memory, order, None, textures,
+            samplers,
+        )  # fmt: skip
     except (CompileError, LaunchError) as error:
         return Report(kernel, list(error.findings))
 
@@ -186,7 +193,8 @@ class Kernel:
         if name not in index:
             raise KeyError(f"no kernel '{name}'; there are {sorted(index)}")
         self._place = (str(index[name]["file"]), int(index[name]["line"]))
-        self._parameters = [(str(p["name"]), str(p["declared"])) for p in index[name]["parameters"]]
+        self._parameters = [_described(p) for p in index[name]["parameters"]]
+        self._images = [p for p in index[name]["parameters"] if p["number"] >= 0]
         self._built: Build | None = None
         self._rows: list[Row] | None = None
 
@@ -222,15 +230,18 @@ class Kernel:
         threadgroup_memory: Mapping[int, int] | None = None,
         order: str = "ascending",
         without_barrier_at: tuple[str, int] | None = None,
+        textures: Mapping[int, Any] | None = None,
+        samplers: Mapping[int, Sampler] | None = None,
     ) -> Report:
-        """Runs the kernel on `args`, which are changed in place.
+        """Runs the kernel on `args`, which are changed in place, and so are `textures`.
 
         `without_barrier_at`, a file and a line, has the race check take the barriers there for
         absent: where it then finds nothing, this launch does not need them.
         """
         report = self.run(
-            args, threads, group_size, arg_casts, threadgroup_memory, order, without_barrier_at
-        )
+            args, threads, group_size, arg_casts, threadgroup_memory, order, without_barrier_at,
+            textures, samplers,
+        )  # fmt: skip
         if report.findings and self._library._on_finding == "raise":
             raise KernelError(report.findings)
         return report
@@ -244,6 +255,8 @@ class Kernel:
         threadgroup_memory: Mapping[int, int] | None = None,
         order: str = "ascending",
         without_barrier_at: tuple[str, int] | None = None,
+        textures: Mapping[int, Any] | None = None,
+        samplers: Mapping[int, Sampler] | None = None,
     ) -> Report:
         """As calling the kernel, but findings are only returned."""
         if without_barrier_at and "race" not in self._library._checks:
@@ -251,6 +264,7 @@ class Kernel:
         if order not in native.ORDERS:
             raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
         encoded = encode(self.name, args, arg_casts)
+        images = self._add_images(encoded, textures or {}, samplers or {})
         if threads is None:
             threads = _elements(self.name, args)
         grid = three(threads)
@@ -277,9 +291,37 @@ class Kernel:
             report = isolated.run(job)
             if not without_barrier_at:
                 report.findings += self._static_findings(prod(group))
+            for image in images:
+                image.copy_back()
             return report
         launch = native.run(self._build(), self.name, encoded, grid, group, memory, order)
+        for image in images:
+            image.copy_back()
         return Report(self.name, self._unchecked_findings(launch))
+
+    def _add_images(
+        self, encoded: Encoded, textures: Mapping[int, Any], samplers: Mapping[int, Sampler]
+    ) -> list[Texture]:
+        """Adds textures and samplers to the arguments; returns those that may be written."""
+        given = {"texture": dict(textures), "sampler": dict(samplers)}
+        written = []
+        for p in self._images:
+            value = given[p["kind"]].pop(p["number"], None)
+            what = f"{self.name}: {p['name']} [[{p['kind']}({p['number']})]]"
+            if value is None:
+                raise ValueError(f"{what} is not given: {p['kind']}s={{{p['number']}: ...}}")
+            if p["kind"] == "sampler":
+                add_sampler(encoded, int(p["index"]), value)
+                continue
+            words = p["declared"].split()
+            kind = next(w for w in words if w in TYPES)
+            texture = add_texture(encoded, int(p["index"]), what, kind, value)
+            if "write" in words or "read_write" in words:
+                written.append(texture)
+        for kind, rest in given.items():
+            if rest:
+                raise ValueError(f"{self.name}: the kernel has no [[{kind}({min(rest)})]]")
+        return written
 
     def _static_findings(self, group: int) -> list[Finding]:
         """Those that need no run, for threadgroups of so many threads."""
@@ -313,6 +355,13 @@ class Kernel:
                 )
             )
         return findings
+
+
+def _described(parameter: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and declaration; a texture's name tells its number."""
+    name, number = str(parameter["name"]), parameter["number"]
+    label = f"{name} [[{parameter['kind']}({number})]]" if number >= 0 else name
+    return label, str(parameter["declared"])
 
 
 def _elements(kernel: str, args: Sequence[Any]) -> int:

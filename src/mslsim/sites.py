@@ -17,7 +17,7 @@ from dataclasses import dataclass
 _SITED = re.compile(
     r"@(__tsan_(?:unaligned_)?(?:read|write)\d+|__tsan_mem(?:cpy|move|set)"
     r"|__ubsan_handle_\w+|msl_threadgroup_barrier|msl_collective|msl_fence|msl_atomic"
-    r"|msl_assertion_failed)\("
+    r"|msl_assertion_failed|msl_texture_missed)\("
 )
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$")
 _SCOPE = re.compile(

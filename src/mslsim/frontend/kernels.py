@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .tokens import ADDRESS_SPACES, Stream, SyntaxProblem, split_top_level
+from .tokens import ADDRESS_SPACES, Stream, SyntaxProblem, Token, split_top_level
 
 # Attribute -> C++ expression of its x, y, z; `g` is the Group, `t` the Thread.
 _POSITIONS = {
@@ -35,11 +35,14 @@ _POSITIONS = {
     "grid_origin": ("0", "0", "0"),
     "grid_size": tuple(f"g->grid_threads[{i}]" for i in range(3)),
 }
+_TEXTURE = re.compile(r"(?:texture|depth)(?:1d|2d|3d|cube|_buffer)(?:_array)?$")
+# Textures and samplers take the places of buffers, from the last one down.
+_LAST_BUFFER = 30
 _OTHER_STAGES = frozenset({"vertex", "fragment"})
 _QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "restrict", "__restrict", "coherent"}
 _SPACES = ADDRESS_SPACES - {"constant"}
 _NUMBERS = frozenset({"unsigned", "signed", "int", "long", "short", "char"})
-_INDEX = re.compile(r"\b(buffer|threadgroup)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_INDEX = re.compile(r"\b(buffer|threadgroup|texture|sampler)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 
 
 @dataclass(slots=True)
@@ -47,13 +50,15 @@ class Parameter:
     """One parameter of a kernel. `index` is C++ text: it may name a constant."""
 
     name: str
-    kind: str  # "buffer", "threadgroup" or "position"
+    kind: str  # "buffer", "threadgroup", "texture", "sampler" or "position"
     index: str
     attribute: str = ""
     position: tuple[str, ...] = ()
     declared: str = ""
     line: int = 0
     file: str = ""
+    # Of a texture or sampler, the one that its attribute gives.
+    number: int = -1
 
 
 @dataclass(slots=True)
@@ -106,6 +111,11 @@ class Found:
     overloads: dict[str, list[Definition]] = field(default_factory=dict)
     # Explicit instantiations and functions of other stages, as token ranges to leave out.
     left_out: list[tuple[int, int]] = field(default_factory=list)
+
+
+def is_image(word: str) -> bool:
+    """Whether it is the type of a texture, or of a sampler."""
+    return word == "sampler" or _TEXTURE.match(word) is not None
 
 
 def find_kernels(s: Stream) -> Found:
@@ -319,7 +329,23 @@ def _parameters(s: Stream, begin: int, end: int) -> list[Parameter]:
                 free += 1
             parameter.index = str(free)
             taken.add(free)
+    _place_textures(parameters, taken, s.tokens[begin])
     return parameters
+
+
+def _place_textures(parameters: list[Parameter], taken: set[int], at: Token) -> None:
+    """Numbers textures and samplers, and gives them places that no buffer has."""
+    below = _LAST_BUFFER
+    for kind in ("texture", "sampler"):
+        own = [p for p in parameters if p.kind == kind]
+        known = {int(p.index) for p in own if p.index.isdigit()}
+        for p in own:
+            p.number = int(p.index) if p.index.isdigit() else min({*range(128)} - known)
+            known.add(p.number)
+            p.index = str(below - p.number)
+            if below - p.number in taken or below < p.number:
+                raise SyntaxProblem("more textures, samplers and buffers than mslsim has", at)
+        below -= max(known, default=-1) + 1
 
 
 def _parameter(s: Stream, part: list[int]) -> Parameter:
@@ -340,8 +366,11 @@ def _parameter(s: Stream, part: list[int]) -> Parameter:
     attribute = attributes.replace("[[", "").replace("]]", "").strip()
     index = _INDEX.search(attributes)
     if index:
-        kind = "threadgroup" if index[1] == "threadgroup" else "buffer"
-        return Parameter(name, kind, index[2].strip(), attribute, (), *place)
+        return Parameter(name, index[1], index[2].strip(), attribute, (), *place)
+    if any(_TEXTURE.match(s[k]) for k in words):
+        return Parameter(name, "texture", "", attribute, (), *place)
+    if "sampler" in (s[k] for k in words):
+        return Parameter(name, "sampler", "", attribute, (), *place)
     for word in re.findall(r"\w+", attributes):
         if word in _POSITIONS:
             return Parameter(name, "position", "", attribute, _POSITIONS[word], *place)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from .constants import constant_index
-from .kernels import Found, Kernel, Parameter
+from .kernels import Found, Kernel, Parameter, is_image
 from .storage import threadgroup_storage
 from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
@@ -69,7 +69,9 @@ class Rewriter:
             out.append(self.inserted.get(i, "") + text)
             out += [thunks[k] for k in range(i, end) if k in thunks]
             i = end
-        return "".join(out) + "\n"
+        has_images = any(t.kind == "word" and is_image(t.text) for t in s.tokens)
+        head = "namespace metal { using namespace msl_image; }\n" if has_images else ""
+        return head + "".join(out) + "\n"
 
     def _replace(self, begin: int, end: int, text: str) -> None:
         """Puts `text` for [begin, end), keeping the line count and the preprocessor's lines."""
@@ -355,7 +357,8 @@ def thunk(kernel: Kernel, whole_group: bool) -> str:
 def _argument(kind: str, parameter: Parameter) -> str:
     if parameter.kind == "position":
         return f"msl::Position<{kind}>::get({', '.join(parameter.position)})"
-    return f"msl::Buffer<{kind}>::get(a->{parameter.kind}[{parameter.index}])"
+    table = "threadgroup" if parameter.kind == "threadgroup" else "buffer"
+    return f"msl::Buffer<{kind}>::get(a->{table}[{parameter.index}])"
 
 
 def threadgroup_names(cpp: str) -> dict[str, str]:

@@ -57,5 +57,7 @@ void* msl_threadgroup_memory(unsigned slot, unsigned long size, unsigned long al
 unsigned msl_lane(void);
 void msl_atomic(const volatile void* address, unsigned size, int writes);
 void msl_assertion_failed(void);
+// A texel that a texture does not have: x, y, z or layer, and whether it was to be written.
+void msl_texture_missed(const void* texels, int x, int y, int z, int writes);
 }
 #endif

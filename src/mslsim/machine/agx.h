@@ -27,6 +27,7 @@ MSL_AGX unsigned msl_lane() { return get_sub_group_local_id(); }
 MSL_AGX void msl_fence(int, int) {}
 MSL_AGX void msl_atomic(const volatile void*, unsigned, int) {}
 MSL_AGX void msl_assertion_failed() {}
+MSL_AGX void msl_texture_missed(const void*, int, int, int, int) {}
 MSL_AGX void msl_threadgroup_barrier(int) { barrier(1); }
 MSL_AGX void msl_agx_nothing(void*, int) {}
 MSL_AGX void msl_agx_simd_barrier(void*, int) { sub_group_barrier(1); }

@@ -275,6 +275,18 @@ void msl_atomic(const volatile void* p, unsigned size, int writes, uint32_t site
   if (writes == 2 && region < msl::kBuffers) msl::memory().regions[region].float_atomics = true;
 }
 void msl_fence(int flags, int scope, uint32_t) { MSL_NOTIFY(fence(msl::here(), flags, scope)); }
+void msl_texture_missed(const void* texels, int x, int y, int z, int writes, uint32_t site) {
+  using namespace msl;
+  if (!(observers().checks & kCheckBounds)) return;
+  const char* p = static_cast<const char*>(texels);
+  const Access a{0,           0,    site, static_cast<uint32_t>((p - memory().base) >> kSlotShift),
+                 writes != 0, false};
+  Found f = found_at(here(), kTextureMissed, a);
+  f.offset = x;
+  f.block_offset = static_cast<uint32_t>(y);
+  f.block_bytes = static_cast<uint32_t>(z);
+  record(f);
+}
 void msl_assertion_failed(uint32_t site) { msl::record_here(msl::kAssertion, site); }
 // There is no way on for the thread, but there is for the others.
 void __ubsan_handle_out_of_bounds_abort(void* array, uintptr_t index, uint32_t site) {

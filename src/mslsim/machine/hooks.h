@@ -26,4 +26,5 @@ jmp_buf g_thread;
 #define MSL_ARENA(index) mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0)
 extern "C" void msl_fence(int, int, uint32_t) {}
 extern "C" void msl_assertion_failed(uint32_t) {}
+extern "C" void msl_texture_missed(const void*, int, int, int, int, uint32_t) {}
 #endif

@@ -38,6 +38,7 @@ enum FindingKind : uint32_t {
   kDivisionByZero = 10,
   kArenaExhausted = 11,
   kAssertion = 12,
+  kTextureMissed = 13,
 };
 
 // One finding, in numbers; the host makes sentences of them.

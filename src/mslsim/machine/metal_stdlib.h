@@ -15,4 +15,6 @@
 #include "atomic.h"
 #include "builtins.h"
 #include "kernel.h"
+#include "sampler.h"
+#include "texture.h"
 // clang-format on
