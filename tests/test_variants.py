@@ -14,7 +14,6 @@ from metalcore._op import Op
 from metalcore._trace import tensors
 from metalcore._where import map_tensors
 from tests.backends import FLOATS
-from tests.test_layout import UNDER_WAY
 
 # sizes that become zero, where these are not that of the first tensor: places and bags
 PLACES_AND_BAGS = {"embedding_bag": {100, 4}, "embedding_bag_backward": {100, 4}}
@@ -35,9 +34,7 @@ def _calls(op: Op) -> Iterator[list[Any]]:
             yield [map_tensors(without_rows, a) for a in args]
 
 
-@pytest.mark.parametrize(
-    "op", [op for op in Op.all.values() if op.story not in UNDER_WAY], ids=lambda op: op.name
-)
+@pytest.mark.parametrize("op", list(Op.all.values()), ids=lambda op: op.name)
 def test_every_kernel_names_its_own_variant_whatever_ran_before(op: Op) -> None:
     matrices, rows = torch.eye(4).expand(2, 4, 4), torch.ones(2, 8)
     for args in _calls(op):

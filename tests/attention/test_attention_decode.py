@@ -9,6 +9,7 @@ import torch
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from metalcore.ops.attention._eight_bit import encoded
 from tests.backends import Backend
 from tests.check import check_op
 
@@ -47,19 +48,52 @@ def test_equals_attention_of_the_keys_that_are_there(Tq: int, others: dict[str, 
             assert error(y[b], truth) <= tolerance("attention_decode", dtype, 700)
 
 
-def test_matches_reference() -> None:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+def test_matches_reference(backend: Backend) -> None:
+    for dtype in backend.dtypes:
         q, k, v = cache(2, 6, 2, 2, 600, 40, dtype)
         slopes, sinks = torch.rand(6), torch.randn(6)
         for lengths in (None, torch.tensor([600, 77], dtype=torch.int32)):
-            args = (q, k, v, lengths, slopes, sinks, 0.2, 5.0, 300)
-            check_op(
-                Backend("cpu"),
-                "attention_decode",
-                args,
-                reduces_over=640,
-                differentiable=False,
-            )
+            args = (q, k, v, None, None, lengths, slopes, sinks, 0.2, 5.0, 300)
+            check_op(backend, "attention_decode", args, reduces_over=640, differentiable=False)
+
+
+SIZES = [((6, 1), 1, 128), ((4, 1), 8, 64), ((2, 2), 3, 256), ((4, 2), 20, 32)]
+
+
+@pytest.mark.parametrize(("heads", "Tq", "D"), SIZES)
+def test_sizes_of_models(heads: tuple[int, int], Tq: int, D: int) -> None:
+    """Groups of heads and queries in one tile, in several, and of many queries."""
+    at = [s[1:] for s in SIZES].index((Tq, D)) % 3
+    with Backend("sim") as backend:
+        dtype = backend.dtypes[at]
+        q, k, v = cache(1, *heads, Tq, 300, D, dtype)
+        args = (q, k, v, None, None, torch.tensor([290]), None, None, 0.1, None, None)
+        check_op(backend, "attention_decode", args, reduces_over=640, differentiable=False)
+
+
+@pytest.mark.parametrize("Tq", [1, 3, 20])
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+def test_8_bits_match_reference(backend: Backend, stored: torch.dtype, Tq: int) -> None:
+    for dtype in backend.dtypes if backend.name == "cpu" else backend.dtypes[Tq % 3 :][:1]:
+        q, *numbers = cache(2, 6, 2, Tq, 600, 40, dtype)
+        (k, k_scale), (v, v_scale) = (encoded(x, stored, has_scale=True) for x in numbers)
+        one = torch.tensor(0.01).expand(2, 2, 600)
+        for scales in ((k_scale, v_scale), (one, None)):
+            if stored == torch.int8 and scales[1] is None:
+                continue
+            args = (q, k, v, *scales, torch.tensor([600, 77]), None, None, 0.2, None, 300)
+            check_op(backend, "attention_decode", args, reduces_over=640, differentiable=False)
+
+
+def test_8_bits_may_be_float8_or_its_codes() -> None:
+    q, k, v = cache(1, 4, 2, 1, 20, 16)
+    k8, v8 = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    expected = metalcore.attention_decode(q, k8.float(), v8.float())
+    found = metalcore.attention_decode(q, k8, v8)
+    assert error(found, expected) <= tolerance("attention_decode", torch.float32, 20)
+    assert torch.equal(
+        metalcore.attention_decode(q, k8.view(torch.uint8), v8.view(torch.uint8)), found
+    )
 
 
 def test_entries_without_keys_give_zeros() -> None:
@@ -95,7 +129,7 @@ def test_bits_do_not_depend_on_threads() -> None:
 
 def test_registration_and_compile() -> None:
     q, k, v = cache(1, 2, 1, 1, 5, 4)
-    args = (q, k, v, torch.tensor([3]), None, None, 0.5, None, None)
+    args = (q, k, v, None, None, torch.tensor([3]), None, None, 0.5, None, None)
     torch.library.opcheck(torch.ops.metalcore_kernels.attention_decode.default, args)
     run = torch.compile(
         lambda q: metalcore.attention_decode(q, k, v, lengths=torch.tensor([3])),
@@ -117,6 +151,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"window": 0}, ValueError, "window must be at least 1, the key itself, got 0"),
     ({"sinks": torch.ones(2)}, ValueError, "sinks must have the shape [4], got [2]"),
+    (
+        {"k_scale": torch.ones(2)},
+        ValueError,
+        "k_scale is for caches of 8 bits, got one of float32",
+    ),
     ({"softcap": -1.0}, ValueError, "softcap must be greater than 0, got -1.0"),
 ]
 

@@ -2,62 +2,36 @@
 // Attention of the last few queries of sequences whose keys are in a cache, on the CPU.
 // Entry b has lengths[b] keys; what the cache holds after them is never read.
 
-#include <tuple>
-
-#include "few_queries.h"
+#include "over_cache.h"
 
 namespace metalcore::cpu {
 namespace {
 
 using namespace tiles;
 
-std::vector<Sequence> sequences_in_cache(const std::optional<Tensor>& lengths, const Sizes& s) {
-  std::vector<Sequence> found;
-  for (int64_t b = 0; b < s.batch; ++b) found.push_back({b, 0, s.queries, 0, s.keys});
-  if (!lengths) return found;
-  const ScalarType dtype = lengths->scalar_type();
-  STD_TORCH_CHECK(lengths->dim() == 1 && lengths->numel() == s.batch &&
-                      (dtype == ScalarType::Int || dtype == ScalarType::Long),
-                  "attention_decode: lengths must be int32 or int64 [B]");
-  const Tensor counts = dense(to_dtype(*lengths, ScalarType::Long));
-  for (int64_t b = 0; b < s.batch; ++b) {
-    found[b].keys = data<int64_t>(counts)[b];
-    STD_TORCH_CHECK(0 <= found[b].keys && found[b].keys <= s.keys,
-                    "attention_decode: lengths must be from 0 to the keys of the cache");
-  }
-  return found;
+Sizes sizes_in_cache(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
+  STD_TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, op, ": q, k, v must be 4-D");
+  const Sizes s{q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
+  STD_TORCH_CHECK(k.size(0) == s.batch && v.size(0) == s.batch && v.size(1) == s.key_heads &&
+                      v.size(2) == s.keys && k.size(3) == s.size &&
+                      s.group() * s.key_heads == s.heads,
+                  op, ": the shapes of q, k, v do not go together");
+  return s;
 }
 
-std::tuple<Tensor, Tensor> attention_decode(const Tensor& q_in, const Tensor& k_in,
-                                            const Tensor& v_in, std::optional<Tensor>,
-                                            std::optional<Tensor>, std::optional<Tensor> lengths,
-                                            std::optional<Tensor> slopes,
-                                            std::optional<Tensor> sinks, double scale,
-                                            std::optional<double> softcap,
-                                            std::optional<int64_t> left) {
+std::tuple<Tensor, Tensor> attention_decode(
+    const Tensor& q, const Tensor& k, const Tensor& v, std::optional<Tensor> k_scale,
+    std::optional<Tensor> v_scale, std::optional<Tensor> lengths, std::optional<Tensor> slopes,
+    std::optional<Tensor> sinks, double scale, std::optional<double> softcap,
+    std::optional<int64_t> left) {
   const char* op = "attention_decode";
-  const Tensor q = with_contiguous_rows(q_in), k = with_contiguous_rows(k_in),
-               v = with_contiguous_rows(v_in);
-  const Sizes s = sizes_of(op, q, k, v);
-  Tensor out = empty_heads(s.batch, s.heads, s.queries, s.value_size, q.scalar_type());
-  const int64_t rows[] = {s.batch, s.heads, s.queries};
-  Tensor lse = empty(rows, 3, accumulate_dtype(q.scalar_type()));
-  metalcore_variant = "few_queries";
-  dispatch_float(q.scalar_type(), op, [&](auto type) {
-    using T = decltype(type);
-    using A = Acc<T>;
-    Held held;
-    const std::optional<Tensor> none;
-    Problem<A> problem = problem_of<A>(op, s, none, slopes, sinks, none, none, scale, softcap, left,
-                                       int64_t(0), held);
-    problem.sequences = sequences_in_cache(lengths, s);
-    attend_few(FewQueries<T>{problem, Heads<const T>(q), Heads<const T>(k), Heads<const T>(v),
-                             Heads<T>(out), mutable_data<A>(lse),
-                             product::round_up(s.size, simd::kStep<T>),
-                             product::round_up(s.value_size, simd::kStep<T>)},
-               is_worth_threads(s));
-  });
-  return {out, lse};
+  const Sizes s = sizes_in_cache(op, q, k, v);
+  std::vector<int64_t> keys(s.batch, s.keys);
+  if (lengths) keys = lengths_of(op, *lengths, s.batch, s.keys);
+  Places places;
+  for (int64_t b = 0; b < s.batch; ++b) places.sequences.push_back({b, 0, s.queries, 0, keys[b]});
+  return attend_over_cache({op, q, k, v, k_scale, v_scale, slopes, sinks, scale, softcap, left}, s,
+                           places);
 }
 
 }  // namespace

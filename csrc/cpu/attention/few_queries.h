@@ -2,17 +2,20 @@
 // Attention of a few queries, as in generation: the head's elements stand in the lanes.
 //
 // A task reads a part of the keys and values once, in order, for all queries of the heads that
-// share them. Parts are merged in order: (largest, sum, result) of each.
+// share them; of all heads together where these lie side by side. Parts are merged in order:
+// (largest, sum, result) of each. Keys and values are of T, or codes S of 8 bits.
 #pragma once
 
-#include <memory>
-
+#include "cache.h"
 #include "scores.h"
 
 namespace metalcore::cpu::tiles {
 
-// Keys of a part, and of a step in it, for which scores are kept.
-constexpr int64_t kPart = 512, kStepKeys = 64;
+// Keys of a part.
+constexpr int64_t kPart = 512;
+
+// Tasks to have before one takes several heads, so that threads find work.
+constexpr int64_t kManyTasks = 16;
 
 // Registers of sums, for kRows queries and so many Pairs of a value.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -23,18 +26,19 @@ template <int Rows>
 constexpr int kPairs = Rows == 4 ? 1 : 2;
 #endif
 
-template <typename T>
+template <typename T, typename S>
 struct FewQueries {
   using A = Acc<T>;
   static constexpr int64_t L = kLanes<A>;
 
   const Problem<A>& problem;
-  Heads<const T> q, k, v;
+  Heads<const T> q;
+  const Cache<S>& cache;
   Heads<T> out;
   A* lse;
   int64_t width, value_width;  // head sizes in whole Pairs
 
-  // Queries of a task: all of a sequence, of all heads that share a key.
+  // Queries of a head of keys: all of a sequence, of all heads that share it.
   int64_t rows(const Sequence& s) const { return problem.sizes.group() * s.queries; }
 
   // What a part gives for a row: the largest score, the sum, and the result before its division.
@@ -42,33 +46,43 @@ struct FewQueries {
 
   struct Task {
     Sequence sequence;
-    int64_t key_head;
+    int64_t first_head, heads;
     Keys keys;
-    A* results;  // [rows][row_values]
+    A* results;  // [heads][rows][row_values]
   };
 
   struct Row {
     int64_t head, query;
   };
 
-  Row row(const Task& t, int64_t r) const {
-    return {t.key_head * problem.sizes.group() + r / t.sequence.queries, r % t.sequence.queries};
+  Row row(const Sequence& s, int64_t key_head, int64_t r) const {
+    return {key_head * problem.sizes.group() + r / s.queries, r % s.queries};
   }
+
+  // A step of a task for one head: its keys and values, and scores of up to 4 rows.
+  struct Step {
+    const Sequence& sequence;
+    int64_t key_head;
+    Keys keys;
+    const Offsets& at;
+    A *scores, *weights;
+
+    int64_t count() const { return keys.count(); }
+  };
 
   // scores[r][key] = scale * q.k for `Rows` queries: as many dot products at once as a register has
   // lanes, which are then added up across lanes together.
   template <int Rows>
-  void dot(const T* keys, const A* queries, int64_t count, A* scores) const {
+  void dot(const Step& step, const A* queries) const {
     constexpr int kAtOnce = int(L) / Rows;
     const int64_t n = problem.sizes.size;
-    for (int64_t at = 0; at < count; at += kAtOnce) {
+    const S* const keys = cache.k.values + step.key_head * cache.k.head;
+    for (int64_t at = 0; at < step.count(); at += kAtOnce) {
       Vec<A> sums[L] = {};
       const auto add = [&](int64_t d, auto elements) {
 #pragma GCC unroll 16
         for (int x = 0; x < kAtOnce; ++x) {
-          // keys past the end are not read: the last one stands in
-          const T* key = keys + std::min(at + x, count - 1) * k.row;
-          const auto values = simd::load(key + d, elements);
+          const auto values = load_stored<A>(keys + step.at.k[at + x] + d, elements);
 #pragma GCC unroll 4
           for (int r = 0; r < Rows; ++r) {
             const A* query = queries + r * width + d;
@@ -80,13 +94,13 @@ struct FewQueries {
       simd::for_each_pair<T>(n, add);
       lanes::transpose<A>(sums);
 #pragma GCC unroll 4
-      for (int step = 1; step < L; step *= 2) {
+      for (int by = 1; by < L; by *= 2) {
 #pragma GCC unroll 16
-        for (int i = 0; i + step < L; i += 2 * step) sums[i] += sums[i + step];
+        for (int i = 0; i + by < L; i += 2 * by) sums[i] += sums[i + by];
       }
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        std::memcpy(scores + r * kStepKeys + at,
+        std::memcpy(step.scores + r * kStepKeys + at,
                     reinterpret_cast<const char*>(&sums[0]) + r * kAtOnce * sizeof(A),
                     kAtOnce * sizeof(A));
       }
@@ -94,10 +108,12 @@ struct FewQueries {
   }
 
   // Scores of row r as softmax sees them; says whether some are hidden.
-  bool finish_row(const Task& t, int64_t r, Keys keys, A* scores) const {
-    const Row of = row(t, r);
-    const Sequence& s = t.sequence;
+  bool finish_row(const Step& step, int64_t r, A* scores) const {
+    const Sequence& s = step.sequence;
+    const Row of = row(s, step.key_head, r);
+    const Keys keys = step.keys;
     const int64_t position = of.query + s.offset(), count = keys.count();
+    multiply_scales(cache.k_scale, step, step.at.k_scale, scores);
     if (problem.softcap) {
       const A cap = *problem.softcap;
       for (int64_t i = 0; i < kStepKeys; i += L) {
@@ -111,7 +127,7 @@ struct FewQueries {
       }
     }
     bool hides = false;
-    if (problem.mask.values) hides = add_mask(t, of, keys, scores);
+    if (problem.mask.values) hides = add_mask(s, of, keys, scores);
     const int64_t first = position - problem.left - keys.begin;
     const int64_t last = position + problem.right - keys.begin;
     for (int64_t i = 0; i < std::min(first, count); ++i) scores[i] = kHidden<A>;
@@ -120,11 +136,22 @@ struct FewQueries {
     return hides || first > 0 || last + 1 < count;
   }
 
-  bool add_mask(const Task& t, Row of, Keys keys, A* scores) const {
+  // Numbers of a step's keys times the scales of their codes.
+  static void multiply_scales([[maybe_unused]] const Stored<float>& scale,
+                              [[maybe_unused]] const Step& step, [[maybe_unused]] const int64_t* at,
+                              [[maybe_unused]] A* numbers) {
+    if constexpr (kIsCode<S>) {
+      if (scale.values == nullptr) return;
+      const float* const from = scale.values + step.key_head * scale.head;
+      for (int64_t i = 0; i < step.count(); ++i) numbers[i] *= A(from[at[i]]);
+    }
+  }
+
+  bool add_mask(const Sequence& s, Row of, Keys keys, A* scores) const {
     const Mask& mask = problem.mask;
-    const int64_t start = t.sequence.batch * mask.batch + of.head * mask.head +
-                          (t.sequence.first_query + of.query) * mask.row +
-                          (t.sequence.first_key + keys.begin) * mask.column;
+    const int64_t start = s.batch * mask.batch + of.head * mask.head +
+                          (s.first_query + of.query) * mask.row +
+                          (s.first_key + keys.begin) * mask.column;
     const auto run = [&](auto type) {
       using M = decltype(type);
       const M* m = static_cast<const M*>(mask.values) + start;
@@ -168,9 +195,9 @@ struct FewQueries {
     }
   }
 
-  // results[r] += sum over keys of shares[r][key] * values[key], a strip of Pairs at a time.
+  // results[r] += sum over keys of weights[r][key] * values[key], a strip of Pairs at a time.
   template <int Rows, int Pairs, typename Elements>
-  void add_strip(const T* values, const A* shares, int64_t count, A* results,
+  void add_strip(const S* values, const int64_t* at, const A* weights, int64_t count, A* results,
                  Elements elements) const {
     Vec<A> sums[Rows][2 * Pairs];
 #pragma GCC unroll 4
@@ -183,11 +210,11 @@ struct FewQueries {
     for (int64_t i = 0; i < count; ++i) {
 #pragma GCC unroll 4
       for (int p = 0; p < Pairs; ++p) {
-        const auto x = simd::load(values + i * v.row + p * simd::kStep<T>, elements);
+        const auto x = load_stored<A>(values + at[i] + p * simd::kStep<T>, elements);
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
-          sums[r][2 * p] += x.first * shares[r * kStepKeys + i];
-          sums[r][2 * p + 1] += x.second * shares[r * kStepKeys + i];
+          sums[r][2 * p] += x.first * weights[r * kStepKeys + i];
+          sums[r][2 * p + 1] += x.second * weights[r * kStepKeys + i];
         }
       }
     }
@@ -201,90 +228,125 @@ struct FewQueries {
   }
 
   template <int Rows>
-  void add_values(const T* values, const A* shares, int64_t count, A* results) const {
+  void add_values(const S* values, const int64_t* at, const A* weights, int64_t count,
+                  A* results) const {
     constexpr int64_t kWide = kPairs<Rows> * simd::kStep<T>;
     const int64_t n = problem.sizes.value_size;
     int64_t d = 0;
     for (; d + kWide <= n; d += kWide) {
-      add_strip<Rows, kPairs<Rows>>(values + d, shares, count, results + d, simd::All{});
+      add_strip<Rows, kPairs<Rows>>(values + d, at, weights, count, results + d, simd::All{});
     }
     simd::for_each_pair<T>(n - d, [&](int64_t i, auto elements) {
-      add_strip<Rows, 1>(values + d + i, shares, count, results + d + i, elements);
+      add_strip<Rows, 1>(values + d + i, at, weights, count, results + d + i, elements);
     });
   }
 
   // The same for values that are not finite: what is hidden adds nothing.
-  void add_visible(const T* values, const A* shares, int64_t count, A* result) const {
+  void add_visible(const S* values, const int64_t* at, const A* shares, const A* weights,
+                   int64_t count, A* result) const {
     for (int64_t i = 0; i < count; ++i) {
-      if (!std::signbit(shares[i])) add_values<1>(values + i * v.row, shares + i, 1, result);
+      if (!std::signbit(shares[i])) add_values<1>(values, at + i, weights + i, 1, result);
     }
   }
 
-  bool are_values_finite(const T* values, int64_t count) const {
+  bool are_values_finite(const Step& step, const S* values) const {
     simd::Pair<A> off = {};
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < step.count(); ++i) {
       simd::for_each_pair<T>(problem.sizes.value_size, [&](int64_t d, auto elements) {
-        const auto x = simd::load(values + i * v.row + d, elements);
+        const auto x = load_stored<A>(values + step.at.v[i] + d, elements);
         off += x - x;
       });
     }
-    return !lanes::any((off.first + off.second) != 0);
+    A scales = 0;
+    if (kIsCode<S> && cache.v_scale.values) {
+      const float* const from = cache.v_scale.values + step.key_head * cache.v_scale.head;
+      for (int64_t i = 0; i < step.count(); ++i) {
+        scales += A(from[step.at.v_scale[i]] - from[step.at.v_scale[i]]);
+      }
+    }
+    return scales == 0 && !lanes::any((off.first + off.second) != 0);
   }
 
+  // Adds a step to the results of `Rows` rows from `first` on.
   template <int Rows>
-  void add_keys(const Task& t, int64_t first, Keys keys, const A* queries, A* scores) const {
-    const Sequence& s = t.sequence;
-    const T* from = v.at(s.batch, t.key_head, s.first_key + keys.begin);
-    A* const results = t.results + first * row_values();
-    dot<Rows>(k.at(s.batch, t.key_head, s.first_key + keys.begin), queries + first * width,
-              keys.count(), scores);
+  void add_keys(const Step& step, int64_t first, const A* queries, A* results) const {
+    const S* const values = cache.v.values + step.key_head * cache.v.head;
+    const int64_t count = step.count();
+    dot<Rows>(step, queries + first * width);
+    results += first * row_values();
     bool hides = false;
     for (int r = 0; r < Rows; ++r) {
-      hides |= finish_row(t, first + r, keys, scores + r * kStepKeys);
-      softmax_row(scores + r * kStepKeys, results + r * row_values());
+      hides |= finish_row(step, first + r, step.scores + r * kStepKeys);
+      softmax_row(step.scores + r * kStepKeys, results + r * row_values());
     }
-    if (hides && !are_values_finite(from, keys.count())) {
+    const A* weights = step.scores;
+    if (kIsCode<S> && cache.v_scale.values) {
+      std::copy_n(step.scores, Rows * kStepKeys, step.weights);
       for (int r = 0; r < Rows; ++r) {
-        add_visible(from, scores + r * kStepKeys, keys.count(), results + r * row_values() + 2 * L);
+        multiply_scales(cache.v_scale, step, step.at.v_scale, step.weights + r * kStepKeys);
+      }
+      weights = step.weights;
+    }
+    if (hides && !are_values_finite(step, values)) {
+      for (int r = 0; r < Rows; ++r) {
+        add_visible(values, step.at.v, step.scores + r * kStepKeys, weights + r * kStepKeys, count,
+                    results + r * row_values() + 2 * L);
       }
     } else {
-      add_values<Rows>(from, scores, keys.count(), results + 2 * L);
+      add_values<Rows>(values, step.at.v, weights, count, results + 2 * L);
+    }
+  }
+
+  // Queries of a head of keys, scaled, in the order in which keys are loaded; empty results.
+  void start(const Task& t, int64_t key_head, A* queries, A* results) const {
+    const int64_t count = rows(t.sequence);
+    for (int64_t r = 0; r < count; ++r) {
+      const Row of = row(t.sequence, key_head, r);
+      const T* from = q.at(t.sequence.batch, of.head, t.sequence.first_query + of.query);
+      simd::for_each_pair<T>(problem.sizes.size, [&](int64_t d, auto elements) {
+        simd::store(queries + r * width + d, load_beside<S>(from + d, elements) * problem.scale);
+      });
+      A* const result = results + r * row_values();
+      std::fill_n(result, row_values(), A(0));
+      result[0] = kHidden<A>;
     }
   }
 
   void operator()(const Task& t) const {
     const int64_t count = rows(t.sequence);
-    Pieces<A> pieces(Pieces<A>::size(count * width) + Pieces<A>::size(4 * kStepKeys));
-    A* const queries = pieces.take(count * width);
+    Pieces<A> pieces(Pieces<A>::size(t.heads * count * width) + 2 * Pieces<A>::size(4 * kStepKeys));
+    A* const all = pieces.take(t.heads * count * width);
     A* const scores = pieces.take(4 * kStepKeys);
-    for (int64_t r = 0; r < count; ++r) {
-      const Row of = row(t, r);
-      const T* from = q.at(t.sequence.batch, of.head, t.sequence.first_query + of.query);
-      // in the order of T's Pairs, as keys are loaded
-      simd::for_each_pair<T>(problem.sizes.size, [&](int64_t d, auto elements) {
-        simd::store(queries + r * width + d, simd::load(from + d, elements) * problem.scale);
-      });
-      A* const result = t.results + r * row_values();
-      std::fill_n(result, row_values(), A(0));
-      result[0] = kHidden<A>;
+    A* const weights = pieces.take(4 * kStepKeys);
+    for (int64_t h = 0; h < t.heads; ++h) {
+      start(t, t.first_head + h, all + h * count * width, t.results + h * count * row_values());
     }
-    for (int64_t begin = t.keys.begin; begin < t.keys.end; begin += kStepKeys) {
-      const Keys keys{begin, std::min(begin + kStepKeys, t.keys.end)};
-      int64_t r = 0;
-      // no more at once than a register has lanes
-      if constexpr (L >= 4) {
-        for (; r + 4 <= count; r += 4) add_keys<4>(t, r, keys, queries, scores);
+    Offsets at;
+    for (Keys left = t.keys; left.count() > 0;) {
+      const Keys keys = cache.next(t.sequence, left, kStepKeys);
+      left.begin = keys.end;
+      if (keys.count() == 0) continue;
+      at.set(cache, t.sequence, keys);
+      for (int64_t h = 0; h < t.heads; ++h) {
+        const Step step{t.sequence, t.first_head + h, keys, at, scores, weights};
+        const A* const queries = all + h * count * width;
+        A* const results = t.results + h * count * row_values();
+        int64_t r = 0;
+        // no more at once than a register has lanes
+        if constexpr (L >= 4) {
+          for (; r + 4 <= count; r += 4) add_keys<4>(step, r, queries, results);
+        }
+        for (; r + 2 <= count; r += 2) add_keys<2>(step, r, queries, results);
+        for (; r < count; ++r) add_keys<1>(step, r, queries, results);
       }
-      for (; r + 2 <= count; r += 2) add_keys<2>(t, r, keys, queries, scores);
-      for (; r < count; ++r) add_keys<1>(t, r, keys, queries, scores);
     }
   }
 
-  // The result of row r from those of all parts, `step` values apart.
-  void merge(const Task& first, int64_t r, int64_t parts, int64_t step, A* sums) const {
+  // The result of a head's row r from those of all parts, `step` values apart.
+  void merge(const Task& first, int64_t h, int64_t r, int64_t parts, int64_t step, A* sums) const {
     const Sizes& s = problem.sizes;
-    const Row of = row(first, r);
-    const A* from = first.results + r * row_values();
+    const Row of = row(first.sequence, first.first_head + h, r);
+    const A* from = first.results + (h * rows(first.sequence) + r) * row_values();
     const bool has_sink = problem.sinks && problem.sinks[of.head] != kHidden<A>;
     A largest = has_sink ? problem.sinks[of.head] : kHidden<A>;
     for (int64_t p = 0; p < parts; ++p) largest = std::max(largest, from[p * step]);
@@ -302,46 +364,20 @@ struct FewQueries {
     const A share = total == 0 ? A(0) : 1 / total;
     T* const y = out.at(first.sequence.batch, of.head, query);
     simd::for_each_pair<T>(s.value_size, [&](int64_t d, auto elements) {
-      simd::store(y + d, simd::load(sums + d) * share, elements);
+      store_beside<S>(y + d, simd::load(sums + d) * share, elements);
     });
   }
-};
 
-// All sequences: parts of keys on all threads, then the merge of each row.
-template <typename T>
-void attend_few(const FewQueries<T>& few, bool worth_threads) {
-  using A = Acc<T>;
-  const Problem<A>& problem = few.problem;
-  std::vector<typename FewQueries<T>::Task> tasks;
-  std::vector<int64_t> firsts, offsets;
-  int64_t values = 0;
-  for (const Sequence& s : problem.sequences) {
-    for (int64_t h = 0; h < problem.sizes.key_heads; ++h) {
-      firsts.push_back(int64_t(tasks.size()));
-      // those keys that some query may see
-      const Keys seen = problem.range(s, {0, 0, s.queries});
-      int64_t begin = seen.begin;
-      do {
-        tasks.push_back({s, h, {begin, std::min(begin + kPart, seen.end)}, nullptr});
-        offsets.push_back(values);
-        values += few.rows(s) * few.row_values();
-        begin += kPart;
-      } while (begin < seen.end);
+  // Heads of a task.
+  int64_t heads_each() const {
+    const int64_t heads = problem.sizes.key_heads;
+    if (!cache.is_by_rows()) return 1;
+    int64_t parts = 0;
+    for (const Sequence& s : problem.sequences) {
+      parts += std::max<int64_t>(1, problem.range(s, {0, 0, s.queries}).count() / kPart);
     }
+    return std::clamp<int64_t>(heads * parts / kManyTasks, 1, std::max<int64_t>(1, heads));
   }
-  firsts.push_back(int64_t(tasks.size()));
-  const auto results = std::make_unique_for_overwrite<A[]>(std::max<int64_t>(1, values));
-  for (size_t t = 0; t < tasks.size(); ++t) tasks[t].results = results.get() + offsets[t];
-  for_each_task(int64_t(tasks.size()), worth_threads, [&](int64_t t) { few(tasks[t]); });
-  for_each_task(int64_t(firsts.size()) - 1, worth_threads, [&](int64_t g) {
-    const auto& first = tasks[firsts[g]];
-    Pieces<A> pieces(few.value_width);
-    A* const sums = pieces.take(few.value_width);
-    const int64_t rows = few.rows(first.sequence);
-    for (int64_t r = 0; r < rows; ++r) {
-      few.merge(first, r, firsts[g + 1] - firsts[g], rows * few.row_values(), sums);
-    }
-  });
-}
+};
 
 }  // namespace metalcore::cpu::tiles

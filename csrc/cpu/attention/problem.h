@@ -43,6 +43,7 @@ struct Heads {
 // Queries and keys that belong together: a batch entry, or a packed sequence.
 struct Sequence {
   int64_t batch, first_query, queries, first_key, keys;
+  int64_t entry = batch;  // of numbers that each sequence has its own of
 
   // The position of the first query, counted in keys.
   int64_t offset() const { return keys - queries; }
@@ -99,7 +100,7 @@ struct Problem {
   }
 
   A slope(const Sequence& s, int64_t head) const {
-    return slopes ? slopes[s.batch * slopes_batch + head] : A(0);
+    return slopes ? slopes[s.entry * slopes_batch + head] : A(0);
   }
 };
 
@@ -226,17 +227,23 @@ inline void expect_per_row(const char* op, const char* name, const Tensor& x, co
                   op, ": ", name, " must be [B, H, Tq], in the type of sums");
 }
 
-// A tile of keys or values in the type of sums; where it has that already, it stays where it is.
+// Rows in the type of sums; where they have that already, they stay where they are.
+template <typename T>
+product::Broadcast<Acc<T>> widened(const T* from, int64_t row, int64_t count, int64_t n,
+                                   product::Lines<Acc<T>> copy) {
+  if constexpr (std::is_same_v<T, Acc<T>>) {
+    return {from, row, 1};
+  } else {
+    product::widen_rows(from, row, count, n, copy);
+    return {copy.values, copy.row, 1};
+  }
+}
+
+// A tile of keys or values in the type of sums.
 template <typename T>
 product::Broadcast<Acc<T>> tile_of(const Heads<const T>& x, const Sequence& s, int64_t head,
                                    Keys keys, int64_t n, product::Lines<Acc<T>> copy) {
-  const T* from = x.at(s.batch, head, s.first_key + keys.begin);
-  if constexpr (std::is_same_v<T, Acc<T>>) {
-    return {from, x.row, 1};
-  } else {
-    product::widen_rows(from, x.row, keys.count(), n, copy);
-    return {copy.values, copy.row, 1};
-  }
+  return widened(x.at(s.batch, head, s.first_key + keys.begin), x.row, keys.count(), n, copy);
 }
 
 inline bool is_worth_threads(const Sizes& s) {

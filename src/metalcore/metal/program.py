@@ -33,6 +33,7 @@ _PLAIN: dict[Any, torch.dtype] = {
     "int": torch.int32,
     "long": torch.int64,
     "uchar": torch.uint8,
+    "char": torch.int8,
     "bool": torch.bool,
 }
 
