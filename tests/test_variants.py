@@ -15,8 +15,12 @@ from metalcore._trace import tensors
 from metalcore._where import map_tensors
 from tests.backends import FLOATS
 
-# sizes that become zero, where these are not that of the first tensor: places and bags
-PLACES_AND_BAGS = {"embedding_bag": {100, 4}, "embedding_bag_backward": {100, 4}}
+# sizes that become zero, where these are not that of the first tensor: places, bags, sequences
+PLACES_AND_BAGS = {
+    "embedding_bag": {100, 4},
+    "embedding_bag_backward": {100, 4},
+    "paged_attention": {2},
+}
 
 
 def _calls(op: Op) -> Iterator[list[Any]]:
