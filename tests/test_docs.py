@@ -101,9 +101,12 @@ def test_commands_take_the_options_that_are_shown(page: str) -> None:
         if program not in commands or not words:
             continue
         name = words.pop(0)
+        # what `metalcore run` does with a model has options of its own
+        name = "generate" if name == "run" and ".gguf" in "".join(words).lower() else name
         group: Any = typer.main.get_command(commands[program])
         assert name in group.commands, line
         options = {o for p in group.commands[name].params for o in (*p.opts, *p.secondary_opts)}
+        options |= {"--help"}
         assert {word for word in words if word.startswith("-")} <= options, line
 
 

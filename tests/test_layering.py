@@ -17,6 +17,7 @@ LAYERS = [
     {"metal", "ops"},
     {"_quantized_layers", "nn", "optim", "attn", "linalg", "precise", "quant", "train", "xlstm"},
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
+    {"chat", "finetune"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]

@@ -2,11 +2,14 @@
 """The `metalcore` command."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(
@@ -180,9 +183,189 @@ def demo(
 )
 def run(
     context: typer.Context,
-    program: Annotated[str, typer.Argument(help="A Python file, or -m and a module.")],
+    program: Annotated[
+        str, typer.Argument(help="A GGUF file; or a Python file, or -m and a module.")
+    ],
 ) -> None:
-    """Run a training program; each Trainer of transformers or TRL in it accelerates its model."""
+    """Let a GGUF model write, or run a training program with every Trainer accelerated.
+
+    `metalcore run MODEL.gguf -p "..."` writes: `metalcore run MODEL.gguf --help` has all options.
+
+    `metalcore run train.py ...` runs a program in which each Trainer of transformers or TRL
+    accelerates its model.
+    """
+    if program.endswith(".gguf"):
+        command: Any = typer.main.get_command(app)
+        command.commands["generate"].main(
+            [program, *context.args], prog_name="metalcore run", standalone_mode=True
+        )
+        return
     from metalcore.integrations import run_program
 
     run_program([program, *context.args])
+
+
+Model = Annotated[Path, typer.Argument(help="A GGUF file.", exists=True, dir_okay=False)]
+Tokens = Annotated[int, typer.Option("-n", "--max-tokens", help="At most so many tokens.")]
+Temperature = Annotated[
+    float, typer.Option("-t", "--temperature", help="0 takes the likeliest token, always.", min=0)
+]
+TopP = Annotated[float, typer.Option(help="Only the likeliest tokens of this share.", min=0, max=1)]
+TopK = Annotated[int, typer.Option(help="Only so many of the likeliest tokens.", min=1)]
+Penalty = Annotated[float, typer.Option(help="Above 1, what was said is less likely.", min=0.1)]
+Seed = Annotated[int | None, typer.Option(help="The same number gives the same text.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
+Device = Annotated[str, typer.Option(help="cpu or mps.")]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(help="What `metalcore finetune` saved.", exists=True, file_okay=False),
+]
+
+
+@app.command(hidden=True)
+def generate(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="What to go on with; default: stdin.")
+    ] = None,
+    max_tokens: Tokens = 256,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    top_k: TopK = 40,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    adapter: Adapter = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Without the model's chat template.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Also what computed each op.")] = False,
+    threads: Threads = None,
+    device: Device = "cpu",
+) -> None:
+    """Let a GGUF model go on with a prompt. The text goes to stdout, the speed to stderr."""
+    import sys
+
+    from metalcore import chat as it
+
+    sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
+    with _errors_are_messages():
+        writer = _writer(model, adapter, device, threads)
+        given = sys.stdin.read() if prompt is None else prompt
+        code = it.run(writer, given, sampling, raw=raw, paths=paths)
+    raise typer.Exit(code)
+
+
+@app.command()
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="Who it is to be.")] = None,
+    max_tokens: Tokens = 1024,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    top_k: TopK = 40,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    adapter: Adapter = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+) -> None:
+    """Talk to a GGUF model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
+    from metalcore import chat as it
+
+    sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
+    with _errors_are_messages():
+        code = it.chat(_writer(model, adapter, device, threads), sampling, system=system)
+    raise typer.Exit(code)
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A folder of transformers, or a GGUF file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The GGUF file to write.")],
+    scheme: Annotated[
+        str,
+        typer.Option(help="q4_K, q5_K, q6_K, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4, f16."),
+    ] = "q4_K",
+) -> None:
+    """Write a model as a GGUF file of 4 to 16 bits, for metalcore, llama.cpp and others."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from metalcore.gguf.convert import convert
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with _errors_are_messages():
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("quantizing", total=None)
+            convert(
+                model,
+                out,
+                scheme,
+                lambda name, done, of: progress.update(
+                    task, completed=done, total=of, description=name
+                ),
+            )
+        console.print(f"wrote {out}, {out.stat().st_size / 1e6:.1f} MB", highlight=False)
+
+
+@app.command()
+def finetune(
+    model: Model,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help='JSONL: {"text"}, {"prompt", "completion"} or {"messages"} per line.',
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the adapter.")] = Path(
+        "adapter"
+    ),
+    steps: Annotated[int, typer.Option(help="Steps of training.", min=1)] = 100,
+    batch_size: Annotated[int, typer.Option(help="Examples per step.", min=1)] = 4,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 2e-4,
+    rank: Annotated[int, typer.Option(help="Of the adapter's matrices.", min=1)] = 8,
+    alpha: Annotated[int, typer.Option(help="Scales the adapter by alpha / rank.", min=1)] = 16,
+    length: Annotated[int, typer.Option(help="Longest example, in tokens.", min=2)] = 512,
+    seed: Annotated[int, typer.Option(help="The same number gives the same adapter.")] = 0,
+    html_file: Annotated[Path, typer.Option("--html", help="The report.")] = Path("finetune.html"),
+    threads: Threads = None,
+    device: Device = "cpu",
+) -> None:
+    """Train an adapter on a GGUF model, whose weights stay packed (QLoRA)."""
+    from metalcore import finetune as it
+
+    training = it.Training(steps, batch_size, learning_rate, rank, alpha, length, seed)
+    console = Console(stderr=True)
+    with _errors_are_messages():
+        _use(threads)
+        result = it.finetune(
+            model, data, out, training, html=html_file, device=device, console=console
+        )
+        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}"
+        took = f"in {sum(result.seconds):.1f} s"
+        console.print(f"{loss} {took}; wrote {out} and {html_file}", highlight=False)
+        console.print(f"metalcore chat {model} --adapter {out}", style="bold", highlight=False)
+
+
+def _use(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _writer(model: Path, adapter: Path | None, device: str, threads: int | None) -> Any:
+    from metalcore.chat import Writer
+
+    _use(threads)
+    return Writer(model, adapter=adapter, device=device)
+
+
+@contextmanager
+def _errors_are_messages() -> Iterator[None]:
+    """What is wrong with a file or an option is said in a line, without a stack."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        raise typer.Exit(1) from error

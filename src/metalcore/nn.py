@@ -2,6 +2,7 @@
 """Modules: thin holders of parameters around the ops, with torch.nn's names and state_dicts."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,31 @@ from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
 from metalcore.ops.train.silu import silu
 from metalcore.ops.train.softmax import softmax
+
+if TYPE_CHECKING:
+    from metalcore._quantized_layers import (
+        GGMLEmbedding as GGMLEmbedding,
+    )
+    from metalcore._quantized_layers import (
+        GGMLLinear as GGMLLinear,
+    )
+    from metalcore._quantized_layers import (
+        Int4Linear as Int4Linear,
+    )
+    from metalcore._quantized_layers import (
+        Int8Linear as Int8Linear,
+    )
+
+_PACKED = ("GGMLEmbedding", "GGMLLinear", "Int4Linear", "Int8Linear")
+
+
+def __getattr__(name: str) -> Any:
+    """Layers of packed weights are loaded when they are asked for, with their ops."""
+    if name in _PACKED:
+        from metalcore import _quantized_layers
+
+        return getattr(_quantized_layers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 class RMSNorm(torch.nn.RMSNorm):
