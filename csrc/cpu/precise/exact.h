@@ -211,17 +211,6 @@ class Exact {
   bool has_above() const { return above_; }
   bool has_below() const { return below_; }
 
-  // A limb of another sum, and what was not finite in it.
-  void add_limb(int i, int64_t value) {
-    limbs_[i] += value;
-    include(i, i);
-  }
-  void set_special(bool nans, bool above, bool below) {
-    nans_ |= nans;
-    above_ |= above;
-    below_ |= below;
-  }
-
  private:
   static constexpr int64_t kMostTerms = int64_t(1) << 30;
 

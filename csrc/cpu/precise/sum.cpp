@@ -2,19 +2,10 @@
 // Sums and means of rows. compensated: in float64, for float64 with what each addition loses;
 // exact: see terms.h; float64: in float64.
 
-#include "rows.h"
+#include "exact_sum.h"
 
 namespace metalcore::precise {
 namespace {
-
-// A block of values, exactly.
-template <typename V>
-void add_block(Exact& sum, const V* x, int64_t count) {
-  const Range range = range_of(x, count);
-  const auto term = [&](int64_t i, const auto& add) { add(doubles(x + i)); };
-  if (range.is_finite && add_exactly(sum, range.above, range.below, count, term)) return;
-  for (int64_t i = 0; i < count; ++i) sum.add(static_cast<double>(x[i]));
-}
 
 template <typename T, bool kTwofold>
 TwoDoubles sum_of(const T* x, int64_t n, bool in_parallel) {
@@ -28,26 +19,6 @@ TwoDoubles sum_of(const T* x, int64_t n, bool in_parallel) {
     }
     sum = lanes.total();
   });
-}
-
-template <typename T>
-Exact exact_sum_of(const T* x, int64_t n, bool in_parallel) {
-  return sum_of_parts<Exact>(n, in_parallel, [&](auto& sum, int64_t first, int64_t count) {
-    Widened<T> values(x + first);
-    for (int64_t i = 0; i < count; i += kBlock) {
-      const int64_t some = std::min(kBlock, count - i);
-      add_block(sum, values.block(i, some), some);
-    }
-  });
-}
-
-// Whether a sum of zero is that of -0 alone.
-template <typename T>
-bool is_all_negative_zero(const T* x, int64_t n) {
-  return n > 0 && std::all_of(x, x + n, [](T v) {
-           const auto wide = static_cast<simd::Acc<T>>(v);
-           return wide == 0 && std::signbit(wide);
-         });
 }
 
 template <typename T>

@@ -83,6 +83,8 @@ template <typename T>
 inline T quotient(magnitude found, threadgroup int* digits, int lowest, ulong n) {
   ulong rest = 0;
   const int limbs = found.limbs;
+  // one after the other: each division is a page of code
+#pragma clang loop unroll(disable)
   for (int i = limbs - 1; i >= -EXTRA; --i) {
     rest = rest << 16 | found.digit(i);
     // mslsim: allow(division64): one thread for each row
