@@ -44,6 +44,18 @@ class Block:
     owner: Any = None
     # For each byte whether it was written; None where all of them were.
     written: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    # What to call it where it is no parameter's.
+    label: str = ""
+
+
+@dataclass(slots=True)
+class Pointer:
+    """Eight bytes in a block that hold the address of a place in another."""
+
+    block: Block
+    at: int
+    target: Block
+    offset: int
 
 
 @dataclass(slots=True)
@@ -61,6 +73,7 @@ class Bound:
 class Encoded:
     blocks: list[Block] = field(default_factory=list)
     bound: list[Bound] = field(default_factory=list)
+    pointers: list[Pointer] = field(default_factory=list)
 
 
 def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str | None) -> Encoded:
@@ -68,7 +81,8 @@ def encode(kernel: str, args: Sequence[Any], arg_casts: Mapping[int, str] | str 
     out = Encoded()
     known: dict[tuple[int, int], Block] = {}
     for index, value in enumerate(args):
-        if value is None:
+        # a dict is a struct, which comes later
+        if value is None or isinstance(value, Mapping):
             continue
         mark = value if isinstance(value, Uninitialized) else None
         if mark is not None:

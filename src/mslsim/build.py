@@ -22,6 +22,7 @@ from .contract import fuse_all
 from .frontend.kernels import Kernel
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend.rewrite import symbol, threadgroup_names
+from .frontend.structs import find_structs
 from .frontend.tokens import SyntaxProblem
 from .report import CompileError, Finding
 from .sites import Site, add_sites
@@ -41,6 +42,7 @@ class Index:
     kernels: dict[str, dict[str, Any]]
     findings: list[Finding]
     dependencies: dict[str, str]
+    structs: dict[str, list[tuple[str, str, int]]]
 
 
 @dataclass(slots=True)
@@ -153,7 +155,7 @@ class Builder:
             }
             for k in parsed.kernels
         }
-        return Index(kernels, parsed.findings, parsed.dependencies)
+        return Index(kernels, parsed.findings, parsed.dependencies, find_structs(parsed.stream))
 
     def parsed(self) -> Parsed:
         if self._parsed is None:
@@ -379,7 +381,8 @@ def _findings(data: list[dict[str, Any]]) -> list[Finding]:
 
 def _index(folder: Path) -> Index:
     data = json.loads((folder / "index.json").read_text())
-    return Index(data["kernels"], _findings(data["findings"]), data["dependencies"])
+    findings = _findings(data["findings"])
+    return Index(data["kernels"], findings, data["dependencies"], data["structs"])
 
 
 def _dependencies_are_unchanged(folder: Path) -> bool:

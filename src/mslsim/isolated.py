@@ -102,7 +102,8 @@ class Job:
             info.file_offset, info.bytes, info.bound = places[region], block.size, 1
             info.written_offset = marks[region]
             using = [b for b in self.encoded.bound if b.block is block]
-            info.read_only = all(b.index in constant for b in using)
+            pointed = any(p.target is block for p in self.encoded.pointers)
+            info.read_only = not pointed and all(b.index in constant for b in using)
             buffers += [(b.index, region, b.offset) for b in using]
             copy_memory(w.address() + places[region], block.address, block.size)
             if marks[region] and block.written is not None:
@@ -131,12 +132,21 @@ class Job:
             "symbol": f"msl_thread_{symbol(self.kernel)}",
             "sites": len(self.build.sites),
             "buffers": buffers,
+            "pointers": self._pointers(),
             "threadgroup_memory": sorted(self.threadgroup_memory.items()),
             "threads": self.threads,
             "group_size": self.group,
             "order": ORDERS[self.order],
             "synchronised": int(self.kernel in self.build.synchronised),
         }
+
+    def _pointers(self) -> list[tuple[int, int, int, int]]:
+        """Region and offset of each pointer, and of what it points to."""
+        region = {id(block): i for i, block in enumerate(self.encoded.blocks)}
+        return [
+            (region[id(p.block)], p.at, region[id(p.target)], p.offset)
+            for p in self.encoded.pointers
+        ]
 
     def finish(self, w: Worker) -> list[Finding]:
         """Waits for the worker and reads what it found."""
@@ -208,7 +218,7 @@ def _names(rows: list[Row], encoded: Encoded) -> dict[int, str]:
     """What to call each region: the parameter it was first passed for."""
     parameters = {r.index: r.label for r in rows if not r.is_threadgroup}
     return {
-        region: parameters.get(block.index, f"? [[buffer({block.index})]]")
+        region: block.label or parameters.get(block.index, f"? [[buffer({block.index})]]")
         for region, block in enumerate(encoded.blocks)
     }
 

@@ -24,6 +24,7 @@ from .memory import Uninitialized, is_tensor
 from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .static import ALWAYS_STARTS, findings_of, static_findings
+from .structs import add_struct
 from .texture import TYPES, Sampler, Texture, add_sampler, add_texture
 from .worker import Launch
 
@@ -194,6 +195,7 @@ class Kernel:
             raise KeyError(f"no kernel '{name}'; there are {sorted(index)}")
         self._place = (str(index[name]["file"]), int(index[name]["line"]))
         self._parameters = [_described(p) for p in index[name]["parameters"]]
+        self._all = index[name]["parameters"]
         self._images = [p for p in index[name]["parameters"] if p["number"] >= 0]
         self._built: Build | None = None
         self._rows: list[Row] | None = None
@@ -264,6 +266,7 @@ class Kernel:
         if order not in native.ORDERS:
             raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
         encoded = encode(self.name, args, arg_casts)
+        self._add_structs(encoded, args)
         images = self._add_images(encoded, textures or {}, samplers or {})
         if threads is None:
             threads = _elements(self.name, args)
@@ -298,6 +301,18 @@ class Kernel:
         for image in images:
             image.copy_back()
         return Report(self.name, self._unchecked_findings(launch))
+
+    def _add_structs(self, encoded: Encoded, args: Sequence[Any]) -> None:
+        """Adds the dicts among the arguments, each as the struct that its parameter is."""
+        structs = self._library._builder.index.structs
+        for index, values in enumerate(args):
+            if not isinstance(values, Mapping):
+                continue
+            declared = next((p["declared"] for p in self._all if p["index"] == str(index)), "")
+            kind = next((w for w in declared.split() if w in structs), None)
+            if kind is None:
+                raise TypeError(f"{self.name}: argument {index} is a dict, but no known struct")
+            add_struct(encoded, index, f"{self.name}[{index}]", kind, values, structs)
 
     def _add_images(
         self, encoded: Encoded, textures: Mapping[int, Any], samplers: Mapping[int, Sampler]

@@ -64,6 +64,8 @@ def run(
         launch.thread = address_of(library, f"msl_thread_{symbol(kernel)}")
     for bound in encoded.bound:
         launch.buffer[bound.index] = bound.block.address + bound.offset
+    for p in encoded.pointers:
+        ctypes.c_uint64.from_address(p.block.address + p.at).value = p.target.address + p.offset
     for index, size in threadgroup_memory.items():
         launch.threadgroup_bytes[index] = size
     launch.threads[:] = threads

@@ -150,6 +150,9 @@ class Server:
             launch.buffer[i] = self.machine.msl_region(i)
         for index, region, offset in request["buffers"]:
             launch.buffer[index] = self.machine.msl_region(region) + offset
+        for region, at, target, offset in request["pointers"]:
+            place = ctypes.c_uint64.from_address(self.machine.msl_region(region) + at)
+            place.value = self.machine.msl_region(target) + offset
         for index, size in request["threadgroup_memory"]:
             launch.threadgroup_bytes[index] = size
         launch.threads[:] = request["threads"]
