@@ -6,22 +6,13 @@ llama.cpp prints it for each pipeline; these are from logs of M1 and M2 class GP
 weeks; it is fetched for this test and not part of the repository.
 """
 
-import subprocess
-import sys
-import tarfile
-import tempfile
 from functools import cache
-from pathlib import Path
-
-import pytest
 
 import mslsim
-from mslsim.cache import entry
 from mslsim.fit import GROUPS, MARGIN, Fit, largest_group
+from tests.mslsim.llama_source import folder, text
 
 RELEASE = "llama-cpp-python==0.3.7"
-KERNELS = "ggml/src/ggml-metal"
-FILES = (f"{KERNELS}/ggml-metal.metal", f"{KERNELS}/ggml-metal-impl.h", "ggml/src/ggml-common.h")
 REPORTED = {
     1024: "mul_mv_f16_f32 mul_mv_f16_f32_1row mul_mv_f16_f32_l4 mul_mv_f16_f16 mul_mv_q8_0_f32"
     " mul_mv_iq4_nl_f32 mul_mv_id_f32_f32 mul_mv_id_f16_f32 mul_mv_id_q8_0_f32 rope_norm_f32"
@@ -40,33 +31,10 @@ APPLE = {f"kernel_{name}": group for group, names in REPORTED.items() for name i
 STEPS = list(GROUPS.values())
 
 
-def _fetch(target: Path) -> None:
-    """The Metal sources of the release."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", RELEASE, "--no-deps", "-d", folder]
-        command += ["--no-binary", ":all:", "--no-build-isolation", "--quiet", "--retries", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        archives = list(Path(folder).glob("*.tar.gz"))
-        if not archives:
-            pytest.skip(f"pip cannot download {RELEASE}: {done.stderr.strip()[-300:]}")
-        with tarfile.open(archives[0]) as archive:
-            for member in archive:
-                found = next(
-                    (f for f in FILES if member.name.endswith(f"vendor/llama.cpp/{f}")), ""
-                )
-                if found:
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    (target / Path(found).name).write_bytes(content.read())
-
-
 @cache
 def fits() -> dict[str, Fit]:
-    folder = entry(f"sources-{RELEASE}", _fetch)
-    path = folder / "ggml-metal.metal"
-    # they include each other by where they are in their repository
-    text = path.read_text().replace('"../ggml-common.h"', '"ggml-common.h"')
-    return mslsim.fits(text, APPLE, name=path.name, include=[str(folder)])
+    include = [str(folder(RELEASE))]
+    return mslsim.fits(text(RELEASE), APPLE, name="ggml-metal.metal", include=include)
 
 
 def _steps_apart(name: str) -> int:
