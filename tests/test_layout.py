@@ -12,16 +12,17 @@ import metalcore
 from metalcore._op import Op
 
 ROOT = Path(__file__).parent.parent
-# Their kernels are being written, and no public package has them yet.
-BEING_BUILT = "quant/"
 STORIES = sorted(
     str(p.relative_to(ROOT / "src/metalcore/ops").with_suffix(""))
     for p in (ROOT / "src/metalcore/ops").glob("*/[!_]*.py")
-    if BEING_BUILT not in str(p)
 )
 KERNEL_STORIES = {op.story for op in Op.all.values()}
 # Sizes that choose between two algorithms of ours, whatever the machine.
 BETWEEN_OURS = {"_BLOCK_ROWS", "_SVD_UP_TO"}
+# Computed by their meaning on a GPU: their Metal kernels are not written yet.
+WITHOUT_METAL = {
+    f"quant/{op}" for op in ("quantize_ggml", "embedding_ggml", "matmul_ggml", "matmul_int4")
+}
 FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
 
 
@@ -37,7 +38,10 @@ def test_an_op_has_the_same_path_under_every_root(story: str) -> None:
     # a formula over other ops needs no kernel of its own
     if story in KERNEL_STORIES:
         metal = f"src/metalcore/metal/{story}"
-        paths += [f"csrc/cpu/{story}.cpp", f"{metal}.metal", f"{metal}.py"]
+        paths += [f"csrc/cpu/{story}.cpp"]
+        kernels = [f"{metal}.metal", f"{metal}.py"]
+        assert story not in WITHOUT_METAL or not any((ROOT / k).exists() for k in kernels)
+        paths += [] if story in WITHOUT_METAL else kernels
     for path in paths:
         assert (ROOT / path).exists(), f"{op} has no {path}"
 
@@ -57,10 +61,8 @@ def test_an_op_is_tested_with_the_harness_benched_and_documented(story: str) -> 
 def test_an_op_has_an_example_and_kernels_everywhere(op: Op) -> None:
     from metalcore import _where
 
-    if op.story.startswith(BEING_BUILT):
-        return
     assert op.story in STORIES
-    for backend in ("cpu", "metal"):
+    for backend in ("cpu",) if op.story in WITHOUT_METAL else ("cpu", "metal"):
         assert "float32" in _where.kernel_dtypes(op, backend), f"{op.name} has no {backend} kernel"
 
 

@@ -1,5 +1,5 @@
 # What `metalcore` offers. A name is loaded when it is first asked for.
-from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, precise as precise, train as train, xlstm as xlstm
+from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, precise as precise, quant as quant, train as train, xlstm as xlstm
 from metalcore._simulate import simulate as simulate
 from metalcore._trace import Record as Record, trace as trace
 from metalcore.attn import *
@@ -9,6 +9,7 @@ from metalcore.patch.accelerate import accelerate as accelerate
 from metalcore.patch.cache import PagedCache as PagedCache, QuantizedCache as QuantizedCache
 from metalcore.patch.kernel_layers import kernel_mapping as kernel_mapping, write_kernel_repository as write_kernel_repository
 from metalcore.patch.overrides import disable_pytorch_overrides as disable_pytorch_overrides, enable_pytorch_overrides as enable_pytorch_overrides, get_active_overrides as get_active_overrides, overrides as overrides
+from metalcore.quant import *
 from metalcore.train import *
 from metalcore.xlstm import *
 

@@ -106,7 +106,7 @@ def halves(b: Tensor) -> Tensor:
 
 def fields(blocks: Tensor, f: Format) -> Fields:
     """The parts of `blocks`, [n, row bytes]."""
-    b = blocks.reshape(blocks.shape[0], -1, f.bytes)
+    b = blocks.reshape(blocks.shape[0], blocks.shape[1] // f.bytes, f.bytes)
     if f.name in ("q4_K", "q5_K"):
         return _k_fields(b, f)
     if f.name == "q6_K":
@@ -156,11 +156,10 @@ def _q6_k_fields(b: Tensor) -> Fields:
 def values(found: Fields, f: Format) -> Tensor:
     """What blocks stand for, float32 [n, K]; every value is rounded once at most."""
     q = found.quants.float()
-    n = q.shape[0]
     if f.name == "mxfp4":
         e = found.header[0][..., 0, 0, None, None].int()
         d = torch.where(e < 2, 0x00200000 << e.clamp(max=1), (e - 1) << 23).view(torch.float32)
-        return (d * _table(MXFP4, found.quants)).reshape(n, -1)
+        return (d * _table(MXFP4, found.quants)).flatten(1)
     d = halves(found.header[0])[..., None]
     match f.name:
         case "q4_1" | "q5_1":
@@ -175,7 +174,7 @@ def values(found: Fields, f: Format) -> Tensor:
             y = d * scale.reshape(q.shape) * (q - 32)
         case _:
             y = d * (q - {"q4_0": 8, "q5_0": 16, "q8_0": 128}[f.name])
-    return y.reshape(n, -1)
+    return y.flatten(1)
 
 
 def _table(numbers: tuple[int, ...], quants: Tensor) -> Tensor:
@@ -184,6 +183,6 @@ def _table(numbers: tuple[int, ...], quants: Tensor) -> Tensor:
 
 def dequantized(blocks: Tensor, f: Format, dtype: torch.dtype) -> Tensor:
     """`blocks` [..., row bytes] as [..., K]."""
-    flat = blocks.reshape(-1, blocks.shape[-1]) if blocks.numel() else blocks.new_empty(0, f.bytes)
+    flat = blocks.reshape(blocks.shape[:-1].numel(), blocks.shape[-1])
     y = values(fields(flat, f), f).to(dtype)
     return y.reshape(*blocks.shape[:-1], columns(blocks, f))

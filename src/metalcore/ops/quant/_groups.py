@@ -86,10 +86,10 @@ def group_sums(
     q = unpacked(packed, bits, columns).to(dweight.dtype)
     if symmetric:
         q = q - (1 << (bits - 1))
-    missing = -columns % group
+    missing, groups = -columns % group, -(-columns // group)
 
     def by_group(t: Tensor) -> Tensor:
-        return torch.nn.functional.pad(t, (0, missing)).view(n, -1, group).sum(-1)
+        return torch.nn.functional.pad(t, (0, missing)).view(n, groups, group).sum(-1)
 
     return by_group(dweight * q), None if symmetric else by_group(dweight)
 

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+// y = x W^T for packed weights: which way a call goes, and threads over tiles.
+#pragma once
+
+#include "../common/policy.h"
+#include "dense.h"
+#include "tile_product.h"
+
+namespace metalcore::cpu::quant {
+
+// How precisely activations are taken, as the schema has it.
+enum Activation : int64_t { kAuto, kInt8, kInt16, kFloat };
+
+inline const Knob few_rows("matmul_ggml", "int16_up_to", 8);
+inline const Knob dense_from("matmul_ggml", "dense_from", 192);
+
+// Bytes per activation; 0 is for torch's product of dequantized weights.
+inline int activation_bytes(int64_t activation, ScalarType dtype, int64_t M) {
+  if (dtype == ScalarType::Double) return 0;
+  if (activation == kAuto) {
+    return M <= few_rows || dtype == ScalarType::Float ? 2 : 1;
+  }
+  if (activation == kFloat) return M < dense_from ? 3 : 0;
+  return activation == kInt8 ? 1 : 2;
+}
+
+inline const char* variant_of(int count, bool are_words, bool has_tiles) {
+  static const char* const names[2][2][3] = {
+      {{"int8_bytes_unpacked", "int16_bytes_unpacked", "float_bytes_unpacked"},
+       {"int8_bytes", "int16_bytes", "float_bytes"}},
+      {{"int8_words_unpacked", "int16_words_unpacked", "float_words_unpacked"},
+       {"int8_words", "int16_words", "float_words"}}};
+  return names[are_words][has_tiles][count - 1];
+}
+
+inline int64_t tile_count(int64_t N) { return (N + kRows - 1) / kRows; }
+
+// Rows of x that are multiplied with a tile before the next one: what of them stays in the cache.
+constexpr int64_t kRowsAtOnce = 256;
+
+// y [M, N] from x [M, K] and tiles of `blocks` blocks. pack(tile, to) makes one where there are
+// none.
+template <typename T, typename Format, typename Pack>
+void multiply_packed(const Format& f, const T* x, int64_t M, int64_t K, int64_t N, int64_t blocks,
+                     int count, const uint8_t* tiles, Pack pack, T* y) {
+  const int64_t size = blocks * block_tile_bytes(f);
+  const auto a =
+      quantize_activations(x, M, K, blocks * f.parts(), count, /*are_words=*/!has_byte_dots());
+  parallel_for(0, tile_count(N), grain_rows(kRows * K), [&](int64_t begin, int64_t end) {
+    std::unique_ptr<uint8_t[]> packed(tiles ? nullptr : new uint8_t[size]);
+    const int64_t most = std::min(M, kRowsAtOnce);
+    std::unique_ptr<float[]> sums(new float[most * kRows]);
+    for (int64_t first = 0; first < M; first += most) {
+      const int64_t rows = std::min(most, M - first);
+      for (int64_t t = begin; t < end; ++t) {
+        if (!tiles) pack(t, packed.get());
+        const uint8_t* tile = tiles ? tiles + t * size : packed.get();
+        multiply_tile(Work<Format>{f, tile, blocks, a, first, sums.get()}, rows);
+        const int64_t columns = std::min(kRows, N - t * kRows);
+        for (int64_t m = 0; m < rows; ++m) {
+          T* const to = y + (first + m) * N + t * kRows;
+          for (int64_t i = 0; i < columns; ++i) to[i] = T(sums[m * kRows + i]);
+        }
+      }
+    }
+  });
+}
+
+inline void expect_activation(const char* op, int64_t activation) {
+  expect_choice(op, "activation", activation, 4);
+}
+
+// Tiles, dense, where they are [tiles, blocks, bytes of 16 blocks].
+inline Tensor expect_tiles(const char* op, const Tensor& tiles, int64_t N, int64_t blocks,
+                           int64_t size) {
+  expect_bytes(op, tiles);
+  STD_TORCH_CHECK(tiles.dim() == 3 && tiles.size(0) == tile_count(N) && tiles.size(1) == blocks &&
+                      tiles.size(2) == size,
+                  op, ": tiles must be those of the weight");
+  return dense(tiles);
+}
+
+// Calls body(T()) for what is multiplied with tiles.
+template <typename Body>
+void dispatch_narrow(ScalarType dtype, Body body) {
+  if (dtype == ScalarType::Half) return body(simd::Half());
+  if (dtype == ScalarType::BFloat16) return body(simd::BFloat16());
+  body(float());
+}
+
+}  // namespace metalcore::cpu::quant
