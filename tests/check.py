@@ -33,7 +33,7 @@ def check_op(
     op = Op.all[name]
     inputs = [_leaf(a, differentiable) for a in args]
     truths = [_leaf(_double(a), differentiable) for a in args]
-    dtype = next(tensors(args)).dtype
+    dtype = next((t.dtype for t in tensors(args) if t.is_floating_point()), torch.float32)
 
     with metalcore.trace() as t:
         outputs = tuple(op.results(op(*inputs), inputs))

@@ -113,8 +113,10 @@ def flaw(op: Op, what: str, args: list[Any], reduces_over: int) -> str:
         if a.is_floating_point():  # what no value of the dtype can be is infinite
             most = torch.finfo(a.dtype).max
             a, c = a.double().clamp(-most, most), c.double().clamp(-most, most)
-        if not error(a, c) <= allowed:
-            return f"values that are {error(a, c):.1e} off"
+        # bytes are made of the dtype that was given
+        off = error(a, c if a.is_floating_point() else b)
+        if not off <= allowed:
+            return f"values that are {off:.1e} off"
     return ""
 
 

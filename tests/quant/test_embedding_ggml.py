@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import metalcore
-from metalcore._op import Op
 from metalcore.ops.quant._ggml import FORMATS
-from tests.backends import FLOATS
+from tests.backends import FLOATS, Backend
+from tests.check import check_op
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -20,8 +20,14 @@ def test_rows_are_those_of_the_table(name: str) -> None:
                 rows = metalcore.embedding_ggml(indices, blocks, name, dtype)
             assert torch.equal(rows, table[indices.long()])
             assert [(r.op, r.variant) for r in t.records] == [("embedding_ggml", "rows")]
-            meaning = Op.all["embedding_ggml"].meaning
-            assert torch.equal(rows, meaning(indices.long(), blocks, FORMATS[name].id, dtype))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_matches_reference(name: str) -> None:
+    blocks, at = metalcore.quantize_ggml(torch.randn(7, 512), name), torch.tensor([[3, 0], [6, 3]])
+    for dtype in FLOATS:
+        args = (at, blocks, FORMATS[name].id, dtype)
+        check_op(Backend("cpu"), "embedding_ggml", args, reduces_over=1, differentiable=False)
 
 
 def test_registration_and_compile() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._op import Op
-from metalcore.ops.quant._activation import CHOICES, ERROR
+from metalcore.ops.quant._activation import ERROR
 from metalcore.ops.quant._ggml import FORMATS
 from tests.backends import FLOATS, Backend
 from tests.check import check_op, check_registration
@@ -31,12 +31,11 @@ def off(y: Tensor, x: Tensor, blocks: Tensor, name: str) -> float:
 @pytest.mark.parametrize("name", TYPES)
 def test_matches_reference(name: str) -> None:
     f = FORMATS[name]
-    exact = CHOICES.index("float")
     for dtype in FLOATS:
         for N, K, M in ((19, 512, 3), (16, 256, 1), (1, 256, 5), (5, 0, 2), (0, 256, 2)):
             blocks, x = blocks_of(name, N, K), torch.randn(M, K).to(dtype)
             for tiles in (None, metalcore.pack_ggml(blocks, name)):
-                args = (x, blocks, tiles, f.id, exact)
+                args = (x, blocks, tiles, f.id, "float")
                 check_op(Backend("cpu"), "matmul_ggml", args, reduces_over=max(1, K, N))
 
 
@@ -160,7 +159,7 @@ def test_adapters_train_over_a_packed_weight() -> None:
 
 def test_registration_and_compile() -> None:
     blocks, x = blocks_of("q5_1", 5, 64), torch.randn(2, 64)
-    check_registration("matmul_ggml", (x, blocks, None, 7, 3))
+    check_registration("matmul_ggml", (x, blocks, None, 7, "float"))
     args = (blocks, 7)
     torch.library.opcheck(torch.ops.metalcore_kernels.pack_ggml.default, args)
 

@@ -59,14 +59,13 @@ Tensor pack_ggml(const Tensor& blocks, int64_t type) {
 }
 
 Tensor matmul_ggml(const Tensor& x_in, const Tensor& blocks, std::optional<Tensor> tiles,
-                   int64_t type, int64_t activation) {
+                   int64_t type, std::string activation) {
   const char* op = "matmul_ggml";
   const Weight w = weight_of(op, blocks, type);
   expect_last(op, x_in, w.K);
-  expect_activation(op, activation);
   const Tensor x = dense(x_in);
   const int64_t M = rows_of(x);
-  const int count = activation_bytes(activation, x.scalar_type(), M);
+  const int count = activation_bytes(op, activation, x.scalar_type(), M);
   Tensor y = empty_with_last(x, w.N, x.scalar_type());
   dispatch_type(op, type, [&](auto known) {
     constexpr int64_t kType = decltype(known)::value;

@@ -124,10 +124,9 @@ Tensor pack_int(const Tensor& packed, const Tensor& scale, std::optional<Tensor>
 template <int bits>
 Tensor matmul_int(const Tensor& x_in, const Tensor& packed, const Tensor& scale,
                   std::optional<Tensor> bias, std::optional<Tensor> tiles, int64_t group,
-                  int64_t activation) {
+                  std::string activation) {
   const char* op = bits == 4 ? "matmul_int4" : "matmul_int8";
   expect_rows(op, x_in);
-  expect_activation(op, activation);
   const Tensor x = dense(x_in);
   const int64_t M = rows_of(x), K = x.size(x.dim() - 1);
   const Weight<bits> given = weight_of<bits>(op, packed, scale, bias, group, K);
@@ -135,7 +134,7 @@ Tensor matmul_int(const Tensor& x_in, const Tensor& packed, const Tensor& scale,
   const GroupTile<bits> f = format_of(w);
   std::optional<Tensor> kept;
   if (tiles) kept = expect_tiles(op, *tiles, w.N, w.groups, block_tile_bytes(f));
-  const int count = activation_bytes(activation, x.scalar_type(), M);
+  const int count = activation_bytes(op, activation, x.scalar_type(), M);
   Tensor y = empty_with_last(x, w.N, x.scalar_type());
   if (!count) {
     metalcore_variant = "dense";

@@ -2,26 +2,27 @@
 // y = x W^T for packed weights: which way a call goes, and threads over tiles.
 #pragma once
 
+#include <string>
+
 #include "../common/policy.h"
 #include "dense.h"
 #include "tile_product.h"
 
 namespace metalcore::cpu::quant {
 
-// How precisely activations are taken, as the schema has it.
-enum Activation : int64_t { kAuto, kInt8, kInt16, kFloat };
-
 inline const Knob few_rows("matmul_ggml", "int16_up_to", 8);
 inline const Knob dense_from("matmul_ggml", "dense_from", 192);
 
 // Bytes per activation; 0 is for torch's product of dequantized weights.
-inline int activation_bytes(int64_t activation, ScalarType dtype, int64_t M) {
+inline int activation_bytes(const char* op, const std::string& activation, ScalarType dtype,
+                            int64_t M) {
+  const bool is_auto = activation == "auto", is_float = activation == "float";
+  STD_TORCH_CHECK(is_auto || is_float || activation == "int8" || activation == "int16", op,
+                  ": activation must be auto, int8, int16 or float");
   if (dtype == ScalarType::Double) return 0;
-  if (activation == kAuto) {
-    return M <= few_rows || dtype == ScalarType::Float ? 2 : 1;
-  }
-  if (activation == kFloat) return M < dense_from ? 3 : 0;
-  return activation == kInt8 ? 1 : 2;
+  if (is_auto) return M <= few_rows || dtype == ScalarType::Float ? 2 : 1;
+  if (is_float) return M < dense_from ? 3 : 0;
+  return activation == "int8" ? 1 : 2;
 }
 
 inline const char* variant_of(int count, bool are_words, bool has_tiles) {
@@ -64,10 +65,6 @@ void multiply_packed(const Format& f, const T* x, int64_t M, int64_t K, int64_t 
       }
     }
   });
-}
-
-inline void expect_activation(const char* op, int64_t activation) {
-  expect_choice(op, "activation", activation, 4);
 }
 
 // Tiles, dense, where they are [tiles, blocks, bytes of 16 blocks].

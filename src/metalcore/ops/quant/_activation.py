@@ -9,11 +9,9 @@ of the weights as they are dequantized.
 from metalcore._check import expect_one_of
 
 CHOICES = ("auto", "int8", "int16", "float")
-"""The places of these names are what the dispatcher sees."""
 
 ERROR = {"int8": 8e-3, "int16": 5e-5, "float": 1e-6}
 
 
-def choice(op: str, activation: str) -> int:
+def expect_activation(op: str, activation: str) -> None:
     expect_one_of(op, "activation", activation, CHOICES)
-    return CHOICES.index(activation)

@@ -90,5 +90,5 @@ def _example(name: str) -> None:
         return Example((torch.tensor([[3, 0], [6, 3]]), blocks, f.id, dtype), reduces_over=1)
 
 
-for _name in FORMATS:
+for _name in ("q4_0", "q6_K"):
     _example(_name)

@@ -17,7 +17,7 @@ from metalcore._check import (
     shape,
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
-from metalcore.ops.quant._activation import CHOICES, choice
+from metalcore.ops.quant._activation import expect_activation
 from metalcore.ops.quant._ggml import (
     FORMATS,
     Format,
@@ -32,7 +32,7 @@ from metalcore.ops.quant._tiles import tiles_of
 from metalcore.ops.quant.quantize_ggml import quantize_meaning
 
 _matmul = Op(
-    "matmul_ggml(Tensor x, Tensor blocks, Tensor? tiles, int type, int activation) -> Tensor"
+    "matmul_ggml(Tensor x, Tensor blocks, Tensor? tiles, int type, str activation) -> Tensor"
 )
 _backward = Op("matmul_ggml_backward(Tensor dy, Tensor blocks, int type) -> Tensor")
 _pack = Op("pack_ggml(Tensor blocks, int type) -> Tensor")
@@ -79,7 +79,8 @@ def matmul_ggml(
             f"blocks must be those of [N, K] and x [..., K]; got x {shape(x)} and "
             f"blocks {shape(blocks)} for {columns(blocks, f)} values per row",
         )
-    y: Tensor = _matmul(x, blocks, tiles, f.id, choice(op, activation))
+    expect_activation(op, activation)
+    y: Tensor = _matmul(x, blocks, tiles, f.id, activation)
     return y if bias is None else y + bias.to(y.dtype)
 
 
@@ -142,13 +143,12 @@ def _expect(op: str, x: Tensor, length: int, blocks: Tensor) -> None:
 
 
 @_matmul.reference
-def _(x: Tensor, blocks: Tensor, tiles: Tensor | None, type: int, activation: int) -> Tensor:
+def _(x: Tensor, blocks: Tensor, tiles: Tensor | None, type: int, activation: str) -> Tensor:
     op = "matmul_ggml"
     f = known(op, type)
     expect_blocks(op, blocks, f)
     _expect(op, x, columns(blocks, f), blocks)
-    if not 0 <= activation < len(CHOICES):
-        refuse(op, f"activation must be from 0 to {len(CHOICES) - 1}, got {activation}")
+    expect_activation(op, activation)
     if tiles is not None and tiles.shape != _pack.meaning(blocks, type).shape:
         refuse(op, f"tiles must be those of the blocks, got {shape(tiles)}")
     weight = dequantized(blocks, f, accumulate_dtype(x))
@@ -191,8 +191,7 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 @_backward.gradient(save=_save_backward)
 def _(ctx: Any, ddx: Tensor) -> tuple[Tensor, None, None]:
-    exact = CHOICES.index("float")
-    return _matmul(ddx, *ctx.saved_tensors, None, ctx.type, exact), None, None
+    return _matmul(ddx, *ctx.saved_tensors, None, ctx.type, "float"), None, None
 
 
 def _blocks(f: Format, rows: int) -> Tensor:
@@ -200,19 +199,16 @@ def _blocks(f: Format, rows: int) -> Tensor:
     return blocks
 
 
-def _examples(f: Format) -> None:
-    exact = CHOICES.index("float")
+def _examples(name: str) -> None:
+    f = FORMATS[name]
 
-    @_matmul.example
-    def _(dtype: torch.dtype) -> Example:
+    def product(dtype: torch.dtype, tiled: bool) -> Example:
         blocks, x = _blocks(f, 19), torch.randn(3, 2 * f.values).to(dtype)
-        return Example((x, blocks, None, f.id, exact), reduces_over=2 * f.values)
+        tiles = _pack.meaning(blocks, f.id) if tiled else None
+        return Example((x, blocks, tiles, f.id, "float"), reduces_over=2 * f.values)
 
-    @_matmul.example
-    def _(dtype: torch.dtype) -> Example:
-        blocks, x = _blocks(f, 19), torch.randn(3, 2 * f.values).to(dtype)
-        tiles = _pack.meaning(blocks, f.id)
-        return Example((x, blocks, tiles, f.id, exact), reduces_over=2 * f.values)
+    _matmul.example(lambda dtype: product(dtype, tiled=False))
+    _matmul.example(lambda dtype: product(dtype, tiled=True))
 
     @_backward.example
     def _(dtype: torch.dtype) -> Example:
@@ -223,5 +219,5 @@ def _examples(f: Format) -> None:
         return Example((_blocks(f, 19), f.id), reduces_over=1)
 
 
-for _format in FORMATS.values():
-    _examples(_format)
+for _name in ("q4_0", "q6_K"):
+    _examples(_name)

@@ -17,7 +17,7 @@ from metalcore._check import (
     shape,
 )
 from metalcore._op import Example, Op, accumulate
-from metalcore.ops.quant._activation import CHOICES, choice
+from metalcore.ops.quant._activation import expect_activation
 from metalcore.ops.quant._groups import expect_groups, group_fields, group_sums, group_values
 from metalcore.ops.quant._tiles import tiles_of
 from metalcore.ops.quant.quantize_int4 import (
@@ -37,7 +37,7 @@ class _Ops:
         self.bits = bits
         self.name = f"matmul_int{bits}"
         self.matmul = Op(
-            f"{self.name}(Tensor x, {_WEIGHT}, Tensor? tiles, int group_size, int activation)"
+            f"{self.name}(Tensor x, {_WEIGHT}, Tensor? tiles, int group_size, str activation)"
             " -> Tensor"
         )
         self.backward = Op(
@@ -58,12 +58,11 @@ class _Ops:
         bias: Tensor | None,
         tiles: Tensor | None,
         group: int,
-        activation: int,
+        activation: str,
     ) -> Tensor:
         columns = x.shape[-1] if x.dim() else -1
         self._expect(x, packed, scale, bias, group, columns)
-        if not 0 <= activation < len(CHOICES):
-            refuse(self.name, f"activation must be from 0 to {len(CHOICES) - 1}, got {activation}")
+        expect_activation(self.name, activation)
         if tiles is not None:
             size = self._tiles(packed, scale.detach(), bias, group, columns).shape
             if tiles.shape != size or tiles.dtype != torch.uint8:
@@ -129,7 +128,8 @@ class _Ops:
         expect_same_device(op, x=x, packed=q.packed, scale=q.scale, bias=bias, tiles=tiles)
         if x.shape[-1] != q.columns:
             refuse(op, f"x must be [..., {q.columns}], got {shape(x)}")
-        args = (q.packed, q.scale, q.bias, tiles, q.group_size, choice(op, activation))
+        expect_activation(op, activation)
+        args = (q.packed, q.scale, q.bias, tiles, q.group_size, activation)
         y: Tensor = self.matmul(x, *args)
         return y if bias is None else y + bias.to(y.dtype)
 
@@ -245,7 +245,7 @@ def _examples(ops: _Ops, make: Any, symmetric: bool) -> None:
         def _(dtype: torch.dtype, tiled: bool = tiled) -> Example:
             w, x = weight(dtype), torch.randn(3, K).to(dtype)
             tiles = ops.pack.meaning(*w, 32, K) if tiled else None
-            return Example((x, *w, tiles, 32, CHOICES.index("float")), reduces_over=K)
+            return Example((x, *w, tiles, 32, "float"), reduces_over=K)
 
     @ops.backward.example
     def _(dtype: torch.dtype) -> Example:
