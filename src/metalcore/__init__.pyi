@@ -3,6 +3,10 @@ from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, 
 from metalcore._simulate import simulate as simulate
 from metalcore._trace import Record as Record, trace as trace
 from metalcore.attn import *
+from metalcore.checkpoints import from_awq as from_awq, from_gptq as from_gptq, from_mlx as from_mlx
+from metalcore.gguf.format import GGUFError as GGUFError
+from metalcore.gguf.load import load_gguf as load_gguf
+from metalcore.gguf.save import save_gguf as save_gguf
 from metalcore.linalg import *
 from metalcore.metal.run import has_metal_kernels as has_metal_kernels
 from metalcore.patch.accelerate import accelerate as accelerate
@@ -10,6 +14,7 @@ from metalcore.patch.cache import PagedCache as PagedCache, QuantizedCache as Qu
 from metalcore.patch.kernel_layers import kernel_mapping as kernel_mapping, write_kernel_repository as write_kernel_repository
 from metalcore.patch.overrides import disable_pytorch_overrides as disable_pytorch_overrides, enable_pytorch_overrides as enable_pytorch_overrides, get_active_overrides as get_active_overrides, overrides as overrides
 from metalcore.quant import *
+from metalcore.patch.quantize import quantize_model as quantize_model
 from metalcore.train import *
 from metalcore.xlstm import *
 
