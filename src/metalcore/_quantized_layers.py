@@ -5,6 +5,7 @@ A CPU multiplies by tiles, which are made of the weights when a layer first comp
 of its state: what is saved are the bytes of the file format.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -342,5 +343,36 @@ class Int8Linear(_GroupLinear):
     bits = 8
 
 
-PACKED = (GGMLLinear, GGMLEmbedding, Int4Linear, Int8Linear)
-"""All layers of packed weights; they have `scheme` and `dequantized()`."""
+class GGMLExperts(nn.Module):
+    """The experts of a layer, each of them three packed matrices.
+
+    Args:
+        blocks: of "gate", "up" and "down" the packed weights [experts, rows, bytes of a row], which
+            are not copied, and their type.
+        activation: of the gate.
+    """
+
+    def __init__(
+        self, blocks: Mapping[str, tuple[Tensor, str]], activation: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        for part, (packed, type) in blocks.items():
+            made = [GGMLLinear.from_blocks(one, type) for one in packed.unbind()]
+            self.add_module(part, nn.ModuleList(made))
+        self.activation = activation
+
+    def layers(self, part: str) -> list[GGMLLinear]:
+        """The matrices of all experts for a part."""
+        return list(self.get_submodule(part).children())  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """x [tokens, width] through the experts `chosen` [tokens, k], added up by `shares`."""
+        gate, up, down = (self.layers(part) for part in ("gate", "up", "down"))
+        y = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            rows = x[token]
+            hidden = self.activation(gate[expert](rows)) * up[expert](rows)
+            part = down[expert](hidden) * shares[token, place, None]
+            y = y.index_add(0, token, part.to(y.dtype))
+        return y

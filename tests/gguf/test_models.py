@@ -61,6 +61,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 128}),
+    "qwen3, experts": (
+        "qwen3_moe",
+        {
+            "head_dim": 128,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "norm_topk_prob": True,
+        },
+    ),
     "gemma2": ("gemma2", {"head_dim": 256}),
     "gemma3": ("gemma3_text", {"head_dim": 256}),
     "phi3": ("phi3", {}),

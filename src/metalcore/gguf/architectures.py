@@ -44,6 +44,12 @@ _PHI3 = {
     "ffn_down": "mlp.down_proj",
 }
 
+_ROUTED = {
+    **{k: v for k, v in _LAYER.items() if not k.startswith("ffn_") or k == "ffn_norm"},
+    **_QK_NORMS,
+    "ffn_gate_inp": "mlp.gate",
+}
+
 # What the tensors of rotary factors are called. They are part of the config of transformers.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -60,6 +66,8 @@ class Architecture:
         norm_offset: what the file adds to the weights of norms.
         has_head_size: the config takes `head_dim`.
         numbers: further keys of the file, and what the config calls them.
+        fixed: what the config has to say, and no file does.
+        experts: the module of a layer's experts, if it has any.
     """
 
     name: str
@@ -69,6 +77,8 @@ class Architecture:
     norm_offset: float = 0.0
     has_head_size: bool = True
     numbers: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    experts: str | None = None
 
 
 _ALL = [
@@ -76,6 +86,18 @@ _ALL = [
     Architecture("mistral", "mistral", is_rotated=True),
     Architecture("qwen2", "qwen2", has_head_size=False),
     Architecture("qwen3", "qwen3", {**_LAYER, **_QK_NORMS}),
+    Architecture(
+        "qwen3moe",
+        "qwen3_moe",
+        _ROUTED,
+        numbers={
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        fixed={"norm_topk_prob": True},
+        experts="mlp.experts",
+    ),
     Architecture(
         "gemma2",
         "gemma2",
@@ -115,6 +137,10 @@ _LARGEST = {
     "attention.key_length": 1 << 12,
     "context_length": 1 << 30,
     "rope.dimension_count": 1 << 12,
+    "expert_count": 1 << 12,
+    "expert_used_count": 1 << 12,
+    "expert_feed_forward_length": 1 << 22,
+    "attention.sliding_window": 1 << 30,
 }
 # Gemma's largest models scale their scores by the width of a head's share of the model.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
@@ -126,7 +152,7 @@ def of_file(file: GGUFFile) -> Architecture:
         known = ", ".join(BY_NAME)
         raise GGUFError(f"models of architecture {name!r} are not known; known: {known}", 0)
     found = BY_NAME[name]
-    if file.metadata.get(f"{name}.expert_count"):
+    if file.metadata.get(f"{name}.expert_count") and found.experts is None:
         raise GGUFError(f"{name} with experts (mixture of experts) is not known", 0)
     said = str(file.metadata.get("general.name", "")).lower()
     # llama.cpp knows Mistral as a Llama; the two differ in nothing but the class
@@ -150,6 +176,13 @@ def module_names(architecture: Architecture, layers: int) -> dict[str, str]:
         for ours, theirs in architecture.layer.items():
             names[f"blk.{i}.{ours}"] = f"model.layers.{i}.{theirs}"
     return names | {name: _OUTER[name] for name in ("output_norm", "output")}
+
+
+def expert_names(architecture: Architecture, layer: int) -> dict[str, str]:
+    """Of the parts of a layer's experts, the names of their tensors; none if it has no experts."""
+    if architecture.experts is None:
+        return {}
+    return {part: f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up", "down")}
 
 
 def rotated_rows(rows: Tensor, heads: int) -> Tensor:
@@ -189,7 +222,8 @@ def config_of(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         config["head_dim"] = size
     for key, name in architecture.numbers.items():
         if found.has(key):
-            config[name] = found.positive(key)
+            config[name] = found.count(key) if key in _LARGEST else found.positive(key)
+    config |= architecture.fixed
     if architecture.norm_offset:
         by_width = (architecture.name, config["num_hidden_layers"]) in _SCALED_BY_WIDTH
         config["query_pre_attn_scalar"] = width // heads if by_width else size

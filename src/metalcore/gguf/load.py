@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metalcore._check import expect_one_of
 from metalcore._empty import without_weights
 from metalcore._optional import need
-from metalcore._quantized_layers import GGMLEmbedding, GGMLLinear
+from metalcore._quantized_layers import GGMLEmbedding, GGMLExperts, GGMLLinear
 from metalcore.gguf import architectures
 from metalcore.gguf.architectures import Architecture
 from metalcore.gguf.format import GGUFError
@@ -38,7 +38,7 @@ def load_gguf(
     it takes no time. Only norms, biases and rows whose order differs are copied.
 
     Args:
-        path: a file of llama, mistral, qwen2, qwen3, gemma2, gemma3 or phi3.
+        path: a file of llama, mistral, qwen2, qwen3, qwen3moe, gemma2, gemma3 or phi3.
         device: where to.
         dtype: of norms, biases and hidden states; default float32, on a GPU float16.
         keep: "packed", or "float" for plain weights, which take 4 to 8 times the memory.
@@ -103,6 +103,8 @@ class _Filling:
                 raise GGUFError(f"there is no tensor {weight}", 0)
             used |= {weight, bias}
             self._fill_module(name, path)
+        for i in range(self.model.config.num_hidden_layers):
+            used |= self._fill_experts(i)
         if "output.weight" not in self.file.tensors:
             self._tie()
         left = sorted(set(self.file.tensors) - used)
@@ -140,6 +142,32 @@ class _Filling:
         module.weight = nn.Parameter(weight.to(self.dtype, copy=True), requires_grad=trained)
         if bias is not None:
             module.bias = nn.Parameter(bias)
+
+    def _fill_experts(self, layer: int) -> set[str]:
+        """Experts are one tensor per matrix in a file; the names of those."""
+        names = architectures.expert_names(self.architecture, layer)
+        if not names:
+            return set()
+        path = f"model.layers.{layer}.{self.architecture.experts}"
+        module = self.model.get_submodule(path)
+        count, width, _ = module.down_proj.shape
+        inner = module.down_proj.shape[-1]
+        for part, name in names.items():
+            wanted = (count, width, inner) if part == "down" else (count, inner, width)
+            found = self.file.tensors[name].shape if name in self.file.tensors else None
+            if found != wanted:
+                raise GGUFError(f"{name} is {found}, the model has {wanted}", 0)
+        if all(map(self._stays_packed, names.values())):
+            blocks = {
+                part: (self.file.packed(name), self.file.tensors[name].type.name)
+                for part, name in names.items()
+            }
+            self.model.set_submodule(path, GGMLExperts(blocks, module.act_fn))
+            return {*names.values()}
+        gate, up, down = (self._float(name).to(self.dtype) for name in names.values())
+        module.gate_up_proj = nn.Parameter(torch.cat([gate, up], 1))
+        module.down_proj = nn.Parameter(down.clone())
+        return {*names.values()}
 
     def _stays_packed(self, name: str) -> bool:
         return self.pack and self.file.tensors[name].type.name in FORMATS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metalcore._check import expect
-from metalcore._quantized_layers import GGMLEmbedding, GGMLLinear
+from metalcore._quantized_layers import GGMLEmbedding, GGMLExperts, GGMLLinear
 from metalcore.gguf import architectures
 from metalcore.gguf.architectures import Architecture
 from metalcore.gguf.tokenizer import metadata_of
@@ -41,8 +41,8 @@ def save_gguf(
     """Write a model as a GGUF file.
 
     Args:
-        model: a llama, mistral, qwen2, qwen3, gemma2, gemma3 or phi3 of transformers, of plain
-            weights or packed ones.
+        model: a llama, mistral, qwen2, qwen3 (moe), gemma2, gemma3 or phi3 of transformers, plain
+            or packed.
         path: the file.
         scheme: the type of all matrices, such as "q4_K" or "f16". The output matrix gets q6_K where
             the others have fewer bits, as llama.cpp does it. Or a table of patterns and types:
@@ -182,9 +182,13 @@ class _Tensors:
             found.append(f"{name}.weight")
             if getattr(module, "bias", None) is not None:
                 found.append(f"{name}.bias")
+        for i in range(self.model.config.num_hidden_layers):
+            found += architectures.expert_names(self.architecture, i).values()
         return found
 
     def stored(self, tensor: str) -> Stored:
+        if "_exps." in tensor:
+            return self._experts(tensor)
         name, part = tensor.rsplit(".", 1)
         module = self.model.get_submodule(self.modules[name])
         value: Tensor = getattr(module, part).detach()
@@ -192,17 +196,34 @@ class _Tensors:
             offset = self.architecture.norm_offset if name.endswith("norm") else 0.0
             return Stored(self._in_order(name, value.float() + offset), "f32")
         packed = module if isinstance(module, GGMLLinear | GGMLEmbedding) else None
+        if name.endswith("ffn_gate_inp"):
+            # llama.cpp chooses experts by float32
+            return Stored(value.float(), "f32")
         columns = module.in_features if isinstance(module, nn.Linear) else module.embedding_dim
         kind = self._type(tensor, columns)
         if packed is not None and kind in (None, packed.scheme):
             return Stored(self._in_order(name, value), packed.scheme)
         if packed is not None:
             value = packed.dequantized()
-        value = self._in_order(name, value)
-        kind = kind or "f16"
-        if kind in _PLAIN:
-            return Stored(value.to(_PLAIN[kind]), kind)
-        return Stored(quantize_ggml(value, kind), kind)
+        return _as(self._in_order(name, value), kind or "f16")
+
+    def _experts(self, tensor: str) -> Stored:
+        layer, part = int(tensor.split(".")[1]), tensor.split("_")[1]
+        module: Any = self.model.get_submodule(f"model.layers.{layer}.{self.architecture.experts}")
+        if isinstance(module, GGMLExperts):
+            layers = module.layers(part)
+            kind = self._type(tensor, layers[0].in_features)
+            if kind in (None, layers[0].scheme):
+                return Stored(torch.stack([one.weight for one in layers]), layers[0].scheme)
+            return _as(torch.stack([one.dequantized() for one in layers]), kind or "f16")
+        half = module.gate_up_proj.shape[1] // 2
+        chosen = {
+            "gate": module.gate_up_proj[:, :half],
+            "up": module.gate_up_proj[:, half:],
+            "down": module.down_proj,
+        }
+        value: Tensor = chosen[part].detach()
+        return _as(value, self._type(tensor, value.shape[-1]) or "f16")
 
     def _type(self, tensor: str, columns: int) -> str | None:
         """Which type a matrix gets; None for whatever it is."""
@@ -229,3 +250,9 @@ class _Tensors:
         config = self.model.config
         heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
         return architectures.rotated_rows(rows, heads)
+
+
+def _as(value: Tensor, kind: str) -> Stored:
+    if kind in _PLAIN:
+        return Stored(value.to(_PLAIN[kind]), kind)
+    return Stored(quantize_ggml(value, kind), kind)
