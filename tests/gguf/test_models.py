@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Models go into GGUF files and come back; packed weights compute what unpacked ones do."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,7 @@ def test_types_without_kernels_are_unpacked_with_a_word(
         ({"qwen2.rope.freq_base": float("nan")}, "a positive number"),
         ({"general.architecture": "nothing"}, "'nothing' are not known"),
         ({"qwen2.expert_count": 8}, "experts"),
+        ({"split.count": 3}, "one of 3 parts: join them"),
         ({"tokenizer.ggml.tokens": ["a"]}, "1 tokens and 52 embeddings"),
         ({"tokenizer.ggml.eos_token_id": 999}, "eos token is 999 of 52"),
         ({"tokenizer.ggml.model": "bert"}, "kind 'bert' are not known"),
@@ -261,3 +263,20 @@ def test_a_chat_template_and_tokens_survive(tmp_path: Path) -> None:
     assert read.apply_chat_template(asked, tokenize=False) == "1+1="
     assert read.eos_token == "<end>"
     assert read.pad_token_id == 0
+
+
+def test_an_answer_ends_where_a_turn_does(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    model = build("llama")
+    model.resize_token_embeddings(len(tokenizer))
+    save_gguf(model, tmp_path / "a.gguf", "f16", tokenizer=tokenizer)
+    ends = load_gguf(tmp_path / "a.gguf").generation_config.eos_token_id
+    assert ends == [1, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_gguf(build("llama"), tmp_path / "a.gguf", "f16")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="load_gguf: needs transformers: pip install transform"):
+        load_gguf(tmp_path / "a.gguf")

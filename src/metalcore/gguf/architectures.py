@@ -148,6 +148,9 @@ _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 
 def of_file(file: GGUFFile) -> Architecture:
     name = file.architecture
+    parts = file.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise GGUFError(f"this is one of {parts} parts: join them with llama-gguf-split --merge", 0)
     if name not in BY_NAME:
         known = ", ".join(BY_NAME)
         raise GGUFError(f"models of architecture {name!r} are not known; known: {known}", 0)

@@ -17,7 +17,7 @@ from metalcore.gguf import architectures
 from metalcore.gguf.architectures import Architecture
 from metalcore.gguf.format import GGUFError
 from metalcore.gguf.reader import GGUFFile
-from metalcore.gguf.tokenizer import tokenizer_of
+from metalcore.gguf.tokenizer import ends_of, tokenizer_of
 from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.quantize_ggml import dequantize_ggml
 
@@ -67,6 +67,9 @@ def load_gguf(
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     _Filling(file, architecture, model, dtype, keep == "packed").fill()
     model.tokenizer = tokenizer_of(file) if "tokenizer.ggml.tokens" in file.metadata else None
+    ends = ends_of(file)
+    if ends:
+        model.generation_config.eos_token_id = ends
     model.generation_config.pad_token_id = _padding(config)
     model.gguf_metadata = {
         key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")

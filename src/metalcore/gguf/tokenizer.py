@@ -28,6 +28,8 @@ _CUTS = {
     ),
 }
 _CUTS |= {"llama3": _LLAMA3, "llama-v3": _LLAMA3, "deepseek-r1-qwen": _CUTS["qwen2"]}
+# what ends an answer, beside the token that ends a text
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 
 
@@ -68,6 +70,20 @@ def tokenizer_of(file: GGUFFile) -> Any:
     if isinstance(template, str):
         result.chat_template = template
     return result
+
+
+def ends_of(file: GGUFFile) -> list[int]:
+    """The tokens after which a model has nothing more to say."""
+    says = file.metadata
+    tokens = says.get("tokenizer.ggml.tokens", [])
+    found = [says.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    kinds = says.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    found += [
+        i
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _ENDS
+    ]
+    return sorted({token for token in found if type(token) is int and 0 <= token < len(tokens)})
 
 
 class _Vocabulary:
