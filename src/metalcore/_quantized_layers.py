@@ -44,6 +44,9 @@ def row_bytes(columns: int, type: str) -> int:
     return columns // form.values * form.bytes
 
 
+_NOT_KEPT = ("_tiles", "_tiles_of", "release_weight")
+
+
 class _Tiles:
     """The tiles of a layer's weight, made when they are first asked for."""
 
@@ -60,11 +63,15 @@ class _Tiles:
             made = self._make_tiles()
             vars(self)["_tiles"] = made
             vars(self)["_tiles_of"] = (self.weight.data_ptr(), self.weight._version)
+            release = vars(self).get("release_weight")
+            # a weight that was written to is no longer what its file has
+            if release is not None and self.weight._version == 0:
+                release()
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        # copies and pickles make their own
-        return {k: v for k, v in vars(self).items() if k not in ("_tiles", "_tiles_of")}
+        # copies and pickles make their own tiles, and are views of no file
+        return {k: v for k, v in vars(self).items() if k not in _NOT_KEPT}
 
 
 class GGMLLinear(_Tiles, nn.Linear):

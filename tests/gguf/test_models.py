@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Models go into GGUF files and come back; packed weights compute what unpacked ones do."""
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,17 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match="load_gguf: needs transformers: pip install transform"):
         load_gguf(tmp_path / "a.gguf")
+
+
+def test_a_weight_whose_memory_was_given_back_is_still_there(tmp_path: Path) -> None:
+    save_gguf(build("qwen2"), tmp_path / "a.gguf", "q8_0")
+    model, file = load_gguf(tmp_path / "a.gguf"), GGUFFile(tmp_path / "a.gguf")
+    before = logits(model)
+    for i, layer in enumerate(model.model.layers):
+        assert torch.equal(layer.mlp.up_proj.weight, file.packed(f"blk.{i}.ffn_up.weight"))
+    assert torch.equal(logits(copy.deepcopy(model)), before)
+    changed = load_gguf(tmp_path / "a.gguf")
+    up = changed.model.layers[0].mlp.up_proj
+    up.weight.zero_()
+    assert not torch.equal(logits(changed), before)
+    assert not up.weight.any()

@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -129,9 +130,15 @@ class _Filling:
         self._expect_shape(info.name, info.shape, module)
         bias = self._bias(name, module)
         if isinstance(module, nn.Linear | nn.Embedding) and self._stays_packed(info.name):
-            blocks = self._in_order(name, self.file.packed(info.name))
+            in_file = self.file.packed(info.name)
+            blocks = self._in_order(name, in_file)
             if isinstance(module, nn.Linear):
                 made: nn.Module = GGMLLinear.from_blocks(blocks, info.type.name, bias)
+                if blocks is in_file:
+                    # products read the tiles, so one of the two need not be in memory
+                    vars(made)["release_weight"] = partial(self.file.release, info.name)
+                else:
+                    self.file.release(info.name)
             else:
                 scale = getattr(module, "scalar_embed_scale", None)
                 made = GGMLEmbedding.from_blocks(blocks, info.type.name, self.dtype, scale)

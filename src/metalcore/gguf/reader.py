@@ -99,6 +99,19 @@ class GGUFFile:
         )
         return flat.view(*info.shape[:-1], info.row_bytes)
 
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor's pages; they are read again when they are needed.
+
+        Only for tensors that nobody has written to: the file does not know of it.
+        """
+        if not isinstance(self._buffer, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        info = self.tensors[name]
+        first = info.start + padding(info.start, mmap.PAGESIZE)
+        length = (info.start + info.bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if length > 0:
+            self._buffer.madvise(mmap.MADV_DONTNEED, first, length)
+
     def tensor(self, name: str) -> Tensor:
         """A tensor that is stored as floating point numbers: a view, if it is aligned."""
         info = self.tensors[name]
