@@ -2,6 +2,7 @@
 """Levels of precision, and what reductions over any dimensions have in common."""
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ def level_number(op: str, level: str, x: Tensor) -> int:
         refuse(op, f"level must be known; {one_of(LEVELS, [str(level)])}")
     if level == "exact" and x.device.type not in ("cpu", "mps", "meta"):
         refuse(op, f"exact sums are of tensors on cpu or mps, got {x.device}; move it with .to()")
+    if level != "exact" and x.device.type == "mps":
+        import_module("metalcore.metal.precise._self_test").expect_error_free()
     return LEVELS.index(level)
 
 
