@@ -130,12 +130,16 @@ def _attention() -> dict[str, Call]:
 def _xlstm() -> dict[str, Call]:
     x, weight, bias, state = _r(2, 3, 4), _r(4, 3), _r(4), _r(2, 2, 4)
     how: dict[str, Any] = {"activation": "silu", "return_last_state": True}
+    sequence = (_r(1, 2, 3, 4), _r(1, 2, 3, 4), _r(1, 2, 3, 3), _r(1, 2, 3), _r(1, 2, 3))
     return {
         "causal_conv1d": (
             lambda x, w, b, s: m.causal_conv1d(x, w, b, initial_state=s, **how),
             (x, weight, bias, state),
         ),
         "causal_conv1d_step": (m.causal_conv1d_step, (_r(2, 4), state, weight, bias)),
+        "mlstm_chunkwise": (m.mlstm_chunkwise, sequence),
+        "mlstm_parallel": (lambda *a: m.mlstm_parallel(*a, gate="sigmoid"), sequence),
+        "mlstm_step": (lambda *a: m.mlstm_step(*a)[0], tuple(x[:, :, 0] for x in sequence)),
         "multi_head_norm": (m.multi_head_norm, (_r(1, 2, 2, 4), _r(8), _r(8))),
     }
 

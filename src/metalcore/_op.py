@@ -200,7 +200,7 @@ class Op(Composition):
     def run_reference(self, *args: Any) -> Any:
         """Compute the op by its meaning: what happens where no kernel takes it."""
         x = next(_trace.tensors(args))
-        if os.environ.get("METALCORE_STRICT") == "1" and _is_real(x):
+        if os.environ.get("METALCORE_STRICT") == "1" and has_data(x):
             forbid_reference(self.name, x)
         _trace.note("reference")
         return self.meaning(*args)
@@ -221,6 +221,6 @@ def accumulate_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _is_real(x: Tensor) -> bool:
+def has_data(x: Tensor) -> bool:
     """Whether `x` has data: fake and meta tensors only ask for shapes."""
     return x.device.type != "meta" and not _torch.is_fake(x)
