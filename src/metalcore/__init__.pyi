@@ -10,6 +10,7 @@ from metalcore.gguf.save import save_gguf as save_gguf
 from metalcore.linalg import *
 from metalcore.metal.run import has_metal_kernels as has_metal_kernels
 from metalcore.patch.accelerate import accelerate as accelerate
+from metalcore.patch.batching import continuous_batching as continuous_batching
 from metalcore.patch.cache import PagedCache as PagedCache, QuantizedCache as QuantizedCache
 from metalcore.patch.kernel_layers import kernel_mapping as kernel_mapping, write_kernel_repository as write_kernel_repository
 from metalcore.patch.overrides import disable_pytorch_overrides as disable_pytorch_overrides, enable_pytorch_overrides as enable_pytorch_overrides, get_active_overrides as get_active_overrides, overrides as overrides
