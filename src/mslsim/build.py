@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,13 @@ from .frontend.rewrite import symbol, threadgroup_names
 from .frontend.structs import find_structs
 from .frontend.tokens import SyntaxProblem
 from .report import CompileError, Finding
-from .sites import Site, add_sites
+from .sites import Site, add_sites, blocking_functions
 from .slots import Counted, count_blocks
 
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _OWN = re.compile(r"llvm\.|msl_|__(?:tsan|ubsan|extend|trunc|float|fix|gnu)")
-_BLOCKING = ("msl_threadgroup_barrier", "msl_collective", "msl_threadgroup_memory", "msl_lane")
 
 
 @dataclass(slots=True)
@@ -167,13 +166,13 @@ class Builder:
         `alone`."""
         together = len(self.index.kernels) <= BUILD_ALL_UP_TO and not alone
         names = sorted(self.index.kernels) if together else [kernel]
-        precompiled = self._precompiled()
-
-        def fill(target: Path) -> None:
-            chosen = [k for k in self.parsed().kernels if k.name in names]
-            self._compile(target, chosen, precompiled)
-
-        folder = entry(f"kernels-{self._digest(*names)}", fill)
+        try:
+            folder = self._built(names, apart=False)
+        except CompileError:
+            # What is wrong with another kernel is no matter of this one.
+            if len(self.index.kernels) < 2:
+                raise
+            folder = self._built([kernel], apart=True)
         data = json.loads((folder / "build.json").read_text())
         return Build(
             folder / f"kernels{_SUFFIX}",
@@ -183,6 +182,15 @@ class Builder:
             set(data["synchronised"]),
             {int(slot): name for slot, name in data["threadgroup_names"].items()},
         )
+
+    def _built(self, names: list[str], apart: bool) -> Path:
+        precompiled = self._precompiled()
+
+        def fill(target: Path) -> None:
+            chosen = [k for k in self.parsed().kernels if k.name in names]
+            self._compile(target, chosen, precompiled, apart)
+
+        return entry(f"kernels-{self._digest(*names, 'apart' if apart else '')}", fill)
 
     def counted(self, kernel: str) -> tuple[Path, list[list[Counted]]]:
         """A library with `kernel` alone, which counts how often its blocks run, and what is in
@@ -221,7 +229,8 @@ class Builder:
             try:
                 self.intermediate("unoptimised", precompiled)
             except CompileError as error:
-                return list(error.findings)
+                kernel_at = self.parsed().kernel_at
+                return [replace(f, kernel=kernel_at(f.file, f.line)) for f in error.findings]
             return []
 
         return self.findings("errors", self.tools.recipe(self.checked, "unoptimised"), look)
@@ -255,9 +264,15 @@ class Builder:
         """A key for what is made of this source, and of the files it includes."""
         return digest(self.key, repr(sorted(self.index.dependencies.items())), *parts)
 
-    def _cpp(self, parsed: Parsed, kernels: list[Kernel], each_thread: bool = False) -> str:
+    def _cpp(
+        self,
+        parsed: Parsed,
+        kernels: list[Kernel],
+        each_thread: bool = False,
+        apart: bool = False,
+    ) -> str:
         try:
-            return parsed.to_cpp(kernels, self.checked or each_thread)
+            return parsed.to_cpp(kernels, self.checked or each_thread, apart)
         except SyntaxProblem as problem:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None
@@ -294,14 +309,14 @@ class Builder:
             own = (str(source), str(self._headers))
             raise CompileError(_own_names(diagnostics(failure.text), own)) from None
 
-    def _compile(self, folder: Path, kernels: list[Kernel], precompiled: Path) -> None:
+    def _compile(self, folder: Path, kernels: list[Kernel], precompiled: Path, apart: bool) -> None:
         parsed = self.parsed()
         ir = folder / "kernels.ll"
         while True:
-            cpp = self._cpp(parsed, kernels)
+            cpp = self._cpp(parsed, kernels, apart=apart)
             said = self._to_ir(folder, cpp, precompiled)
             text = ir.read_text()
-            blocking = _blocking_functions(text)
+            blocking = blocking_functions(text)
             late = {
                 k.name
                 for k in kernels
@@ -348,26 +363,6 @@ def _math_functions() -> frozenset[str]:
     declared = re.findall(r"^(?:float|double) (\w+)\(", _shim()["math.h"], re.MULTILINE)
     builtin = re.findall(r"__builtin_(\w+)\(", _shim()["math.h"])
     return frozenset(declared + builtin + ["memcpy", "memset", "memmove", "bzero", "bcmp"])
-
-
-def _blocking_functions(ir: str) -> set[str]:
-    """Functions of the module from which a call that can block is reached."""
-    calls: dict[str, set[str]] = {}
-    current = ""
-    for line in ir.splitlines():
-        if line.startswith("define"):
-            match = re.search(r"@([\w.$]+|\"[^\"]+\")\(", line)
-            current = match[1] if match else ""
-            calls[current] = set()
-        elif "call " in line and current:
-            calls[current].update(re.findall(r"@([\w.$]+)\(", line))
-    blocking = set(_BLOCKING)
-    changed = True
-    while changed:
-        more = {f for f, called in calls.items() if f not in blocking and called & blocking}
-        blocking |= more
-        changed = bool(more)
-    return blocking
 
 
 def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:

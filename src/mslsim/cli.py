@@ -81,8 +81,8 @@ def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | Non
 
 def _print(findings: list[Finding]) -> None:
     for f in findings:
-        where = f"{f.file}:{f.line}: " if f.line else ""
-        _console.print(f"[bold]{escape(where)}[/][red]{f.kind}:[/] {escape(f.message)}")
+        where, _, what = f.diagnostic.partition("error: ")
+        _console.print(f"[bold]{escape(where)}[/][red]error:[/] {escape(what)}", soft_wrap=True)
 
 
 @app.command()

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -231,15 +232,21 @@ def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
         try:
             output, errors = process.communicate(stdin, MAX_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process.pid)
             message = f"compiling took longer than {MAX_SECONDS} seconds and was stopped"
             raise CommandFailed(message) from None
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process.pid)
             raise
     if process.returncode:
         raise CommandFailed(errors or f"{command[0]} ended with {process.returncode}")
     return output, errors
+
+
+def _end(group: int) -> None:
+    # it may have ended by itself
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _limit_memory(process: int) -> None:

@@ -25,7 +25,7 @@ from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .static import ALWAYS_STARTS, findings_of, static_findings
 from .structs import add_struct
-from .texture import TYPES, Sampler, Texture, add_sampler, add_texture
+from .texture import Sampler, add_images
 from .worker import Launch
 
 # Seconds without progress after which a checked kernel counts as hanging.
@@ -33,6 +33,8 @@ DEFAULT_TIMEOUT = 20.0
 CHECKS = frozenset(
     {"bounds", "race", "uninitialized", "divergence", "schedule", "counters", "limits"}
 )
+# How many kernels of a source may fail before it counts as wrong altogether.
+_ATTEMPTS = 4
 # What makes a kernel slow, not wrong; to be asked for by name.
 COST = "cost"
 
@@ -166,7 +168,20 @@ class Library:
         if self._builder.index.findings:
             raise CompileError(self._builder.index.findings)
         if len(self._builder.index.kernels) <= BUILD_ALL_UP_TO:
-            self._builder.build(next(iter(self._builder.index.kernels), ""))
+            self._build_any()
+
+    def _build_any(self) -> None:
+        """Builds all kernels, or else one of them: those that cannot be built raise when they are
+        asked for. Raises where the first few all fail."""
+        first: CompileError | None = None
+        for kernel in [*self._builder.index.kernels][:_ATTEMPTS] or [""]:
+            try:
+                self._builder.build(kernel)
+                return
+            except CompileError as error:
+                first = first or error
+        assert first
+        raise first
 
     def __getattr__(self, name: str) -> Kernel:
         if name.startswith("_") or name not in self._builder.index.kernels:
@@ -267,7 +282,7 @@ class Kernel:
             raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
         encoded = encode(self.name, args, arg_casts)
         self._add_structs(encoded, args)
-        images = self._add_images(encoded, textures or {}, samplers or {})
+        images = add_images(encoded, self.name, self._images, textures or {}, samplers or {})
         if threads is None:
             threads = _elements(self.name, args)
         grid = three(threads)
@@ -313,30 +328,6 @@ class Kernel:
             if kind is None:
                 raise TypeError(f"{self.name}: argument {index} is a dict, but no known struct")
             add_struct(encoded, index, f"{self.name}[{index}]", kind, values, structs)
-
-    def _add_images(
-        self, encoded: Encoded, textures: Mapping[int, Any], samplers: Mapping[int, Sampler]
-    ) -> list[Texture]:
-        """Adds textures and samplers to the arguments; returns those that may be written."""
-        given = {"texture": dict(textures), "sampler": dict(samplers)}
-        written = []
-        for p in self._images:
-            value = given[p["kind"]].pop(p["number"], None)
-            what = f"{self.name}: {p['name']} [[{p['kind']}({p['number']})]]"
-            if value is None:
-                raise ValueError(f"{what} is not given: {p['kind']}s={{{p['number']}: ...}}")
-            if p["kind"] == "sampler":
-                add_sampler(encoded, int(p["index"]), value)
-                continue
-            words = p["declared"].split()
-            kind = next(w for w in words if w in TYPES)
-            texture = add_texture(encoded, int(p["index"]), what, kind, value)
-            if "write" in words or "read_write" in words:
-                written.append(texture)
-        for kind, rest in given.items():
-            if rest:
-                raise ValueError(f"{self.name}: the kernel has no [[{kind}({min(rest)})]]")
-        return written
 
     def _static_findings(self, group: int) -> list[Finding]:
         """Those that need no run, for threadgroups of so many threads."""

@@ -19,11 +19,20 @@ class Finding:
     line: int = 0
     threads: tuple[int, ...] = ()
     threadgroup: int = -1
+    column: int = 0
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.line else ""
         inside = f" in {self.kernel}" if self.kernel else ""
         return f"{where}{self.kind}{inside}: {self.message}"
+
+    @property
+    def diagnostic(self) -> str:
+        """As compilers write it, for editors and the annotations of CI."""
+        column = f":{self.column}" if self.column else ""
+        where = f"{self.file}:{self.line}{column}: " if self.line else ""
+        inside = f" in {self.kernel}" if self.kernel else ""
+        return f"{where}error: {self.message} [{self.kind}{inside}]"
 
 
 @dataclass(slots=True)

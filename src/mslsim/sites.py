@@ -19,6 +19,7 @@ _SITED = re.compile(
     r"|__ubsan_handle_\w+|msl_threadgroup_barrier|msl_collective|msl_fence|msl_atomic"
     r"|msl_assertion_failed|msl_texture_missed)\("
 )
+_BLOCKING = ("msl_threadgroup_barrier", "msl_collective", "msl_threadgroup_memory", "msl_lane")
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$")
 _SCOPE = re.compile(
     r"^!(\d+) = (?:distinct )?!(?:DISubprogram|DILexicalBlock|DILexicalBlockFile)\((.*)\)$"
@@ -143,3 +144,23 @@ def _closing(line: str, opening: int) -> int:
             if depth == 0:
                 return i
     raise ValueError(f"unbalanced parentheses in {line!r}")
+
+
+def blocking_functions(ir: str) -> set[str]:
+    """Functions of the module from which a call that can block is reached."""
+    calls: dict[str, set[str]] = {}
+    current = ""
+    for line in ir.splitlines():
+        if line.startswith("define"):
+            match = re.search(r"@([\w.$]+|\"[^\"]+\")\(", line)
+            current = match[1] if match else ""
+            calls[current] = set()
+        elif "call " in line and current:
+            calls[current].update(re.findall(r"@([\w.$]+)\(", line))
+    blocking = set(_BLOCKING)
+    changed = True
+    while changed:
+        more = {f for f, called in calls.items() if f not in blocking and called & blocking}
+        blocking |= more
+        changed = bool(more)
+    return blocking

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,6 @@ _AXES = {
     "texturecube_array": "lfhw",
     "depthcube_array": "lfhw",
 }
-TYPES = frozenset(_AXES)
 _FACES = 6
 _HEADER_WORDS = 16
 _KINDS = {"u": 0, "i": 1, "f": 2}
@@ -77,7 +77,37 @@ class Texture:
         np.copyto(self.array, texels.reshape(self.array.shape))
 
 
-def add_texture(encoded: Encoded, slot: int, what: str, kind: str, value: Any) -> Texture:
+def add_images(
+    encoded: Encoded,
+    kernel: str,
+    parameters: Sequence[Mapping[str, Any]],
+    textures: Mapping[int, Any],
+    samplers: Mapping[int, Sampler],
+) -> list[Texture]:
+    """Adds textures and samplers to the arguments of a launch; returns those that may be
+    written."""
+    given = {"texture": dict(textures), "sampler": dict(samplers)}
+    written = []
+    for p in parameters:
+        value = given[p["kind"]].pop(p["number"], None)
+        what = f"{kernel}: {p['name']} [[{p['kind']}({p['number']})]]"
+        if value is None:
+            raise ValueError(f"{what} is not given: {p['kind']}s={{{p['number']}: ...}}")
+        if p["kind"] == "sampler":
+            _bind(encoded, int(p["index"]), value.encoded().view(np.uint8))
+            continue
+        words = p["declared"].split()
+        kind = next(w for w in words if w in _AXES)
+        texture = _texture(encoded, int(p["index"]), what, kind, value)
+        if "write" in words or "read_write" in words:
+            written.append(texture)
+    for kind, rest in given.items():
+        if rest:
+            raise ValueError(f"{kernel}: the kernel has no [[{kind}({min(rest)})]]")
+    return written
+
+
+def _texture(encoded: Encoded, slot: int, what: str, kind: str, value: Any) -> Texture:
     """Adds a texture of type `kind` to the arguments of a launch."""
     array = value.detach().numpy() if is_tensor(value) else value
     axes = _AXES[kind]
@@ -100,10 +130,6 @@ def add_texture(encoded: Encoded, slot: int, what: str, kind: str, value: Any) -
     memory = np.concatenate([header.view(np.uint8), texels])
     _bind(encoded, slot, memory)
     return Texture(array, memory)
-
-
-def add_sampler(encoded: Encoded, slot: int, value: Sampler) -> None:
-    _bind(encoded, slot, value.encoded().view(np.uint8))
 
 
 def _bind(encoded: Encoded, slot: int, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What lint says of a source, without running it."""
 
+import numpy as np
+import pytest
+
 import mslsim
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -58,3 +61,41 @@ def test_arrays_that_cannot_be_in_registers_are_found():
 def test_errors_come_before_registers():
     found = mslsim.lint(KEPT % ("missing", "3"), registers=True)
     assert {f.kind for f in found} == {"compile"}
+
+
+TWO = """#include <metal_stdlib>
+using namespace metal;
+kernel void good(device float* x [[buffer(0)]]) { x[0] = 1; }
+kernel void bad(device float* x [[buffer(0)]]) { x[0] = missing; }
+template <typename T> void wider(device T* x) { x[0] = T::none; }
+template <typename T> kernel void maybe(device T* x [[buffer(0)]]) { wider(x); }
+template [[host_name("maybe_float")]] kernel void maybe<float>(device float*);
+"""
+
+
+def test_one_bad_kernel_costs_one_kernel():
+    library = mslsim.compile_shader(TWO)
+    x = np.zeros(1, np.float32)
+    library.good(x, threads=1, group_size=1)
+    assert x[0] == 1
+    for name in ("bad", "maybe_float"):
+        with pytest.raises(mslsim.CompileError):
+            library[name](x, threads=1, group_size=1)
+
+
+def test_errors_name_kernel_line_and_column():
+    found = {f.line: f for f in mslsim.lint(TWO, name="two.metal")}
+    assert found[4].diagnostic == (
+        "two.metal:4:57: error: use of undeclared identifier 'missing' [compile in bad]"
+    )
+    assert set(found) == {4, 5}
+
+
+def test_files_outside_of_the_folders_given_are_not_read(tmp_path):
+    (tmp_path / "secret.h").write_text("constant int secret = 7;\n")
+    (tmp_path / "kernels").mkdir()
+    text = '#include "../secret.h"\nkernel void k(device int* x [[buffer(0)]]) { x[0] = secret; }\n'
+    inside, outside = [str(tmp_path)], [str(tmp_path / "kernels")]
+    (finding,) = mslsim.lint(text, include=outside)
+    assert finding.kind == "strict" and "in no folder given" in finding.message
+    assert mslsim.lint(text.replace("../", ""), include=inside) == []

@@ -88,7 +88,7 @@ BAD = {
     ARGUMENT + "size = 4": "unknown key of an argument 'size'",
     BASE.replace('"k"', '"other"'): "no kernel 'other'; there are ['k']",
     BASE.replace("threads = 4", "threads = 4294967328") + "[[arguments]]\nshape = [4]": (
-        "limit: the grid has at most 4294967295 threads"
+        "error: the grid has at most 4294967295 threads"
     ),
 }
 

@@ -91,10 +91,23 @@ class Parsed:
     def files(self) -> set[str]:
         return {token.file for token in self.stream.tokens}
 
-    def to_cpp(self, kernels: list[Kernel], checked: bool) -> str:
+    def to_cpp(self, kernels: list[Kernel], checked: bool, apart: bool = False) -> str:
+        """C++ of `kernels`; `apart`, without those that are not among them."""
         plain = {k.name for k in kernels if k.name not in self.synchronised}
         rewriter = Rewriter(self.stream, self.found, self.constants)
-        return rewriter.run(kernels, set() if checked else plain)
+        others = self.found.overloads.keys() - {k.function for k in kernels} if apart else ()
+        ranges = [(d.begin, d.end + 1) for f in others for d in self.found.overloads[f]]
+        return rewriter.run(kernels, set() if checked else plain, ranges)
+
+    def kernel_at(self, file: str, line: int) -> str:
+        """The kernel whose definition has that line, if it is one kernel."""
+        tokens, named = self.stream.tokens, set()
+        for function, definitions in self.found.overloads.items():
+            for d in definitions:
+                first, last = tokens[d.begin], tokens[d.end]
+                if first.file == file == last.file and first.line <= line <= last.line:
+                    named |= {k.name for k in self.kernels if k.function == function}
+        return named.pop() if len(named) == 1 else ""
 
 
 def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
@@ -116,7 +129,8 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
     try:
         found = find_kernels(stream)
         findings = strictness(stream, found, source.version) if source.strict else []
-        findings += _far_files(source) if source.strict else []
+        dependencies = _dependencies(stream, source.name, stand_ins)
+        findings += _far_files(source, dependencies) if source.strict else []
     except SyntaxProblem as problem:
         place = (problem.token.file, problem.token.line)
         raise CompileError([Finding("compile", str(problem), "", *place)]) from None
@@ -124,19 +138,33 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
         stream,
         found,
         findings,
-        _dependencies(stream, source.name, stand_ins),
+        dependencies,
         _synchronised(stream, found),
         source.constants,
     )
 
 
-def _far_files(source: Source) -> list[Finding]:
-    """Directives that read files by absolute paths, or any file as data."""
-    return [
-        Finding("strict", f"a kernel cannot read this file: {line.strip()}", "", source.name, n)
-        for n, line in enumerate(source.text.splitlines(), 1)
+def _far_files(source: Source, dependencies: Mapping[str, str]) -> list[Finding]:
+    """Files outside of the folders that were given, and directives that read a file as data."""
+    folders = [Path(f).resolve() for f in (*source.include, str(Path(source.name).parent))]
+    findings = [
+        Finding("strict", f"a kernel cannot read this file: {line.strip()}", "", name, n)
+        for name in (source.name, *dependencies)
+        for n, line in enumerate(_lines(source, name), 1)
         if _FAR.match(line)
     ]
+    for file in dependencies:
+        path = Path(file).resolve()
+        if not any(folder in path.parents for folder in folders):
+            message = f"a kernel cannot read this file, which is in no folder given: {file}"
+            findings.append(Finding("strict", message, "", source.name, 1))
+    return findings
+
+
+def _lines(source: Source, name: str) -> list[str]:
+    return (
+        source.text if name == source.name else Path(name).read_text(errors="replace")
+    ).splitlines()
 
 
 def _with_macros(text: str, names: set[str]) -> str:
@@ -184,13 +212,15 @@ def diagnostics(text: str) -> list[Finding]:
         match = _DIAGNOSTIC.match(line)
         if match:
             kind = "uninitialized" if match[4] == "warning" else "compile"
-            found.append(Finding(kind, _plain(match[5]), "", match[1], int(match[2])))
+            place = (match[1], int(match[2]))
+            message = _plain(match[5])
+            found.append(Finding(kind, message, "", *place, column=int(match[3])))
     return found or [Finding("compile", text.strip() or "the compiler failed without a message")]
 
 
 def _plain(message: str) -> str:
     """Metal's words for the machine's types, and no option names."""
-    message = message.replace("_Float16", "half")
+    message = message.replace("_Float16", "half").replace("metal::msl_image::", "metal::")
     return re.sub(r" \[-W[\w-]+\]$", "", message)
 
 

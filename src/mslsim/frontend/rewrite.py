@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .constants import constant_index
 from .kernels import Found, Kernel, Parameter, is_image
@@ -49,10 +49,16 @@ class Rewriter:
         self.defined_constants: set[str] = set()
         self.slots = 0
 
-    def run(self, kernels: list[Kernel], whole_groups: set[str]) -> str:
-        """C++ text with thunks for `kernels`; those in `whole_groups` run a group in one loop."""
+    def run(
+        self,
+        kernels: list[Kernel],
+        whole_groups: set[str],
+        left_out: Sequence[tuple[int, int]] = (),
+    ) -> str:
+        """C++ text with thunks for `kernels`; those in `whole_groups` run a group in one loop. Of
+        the rest of the source, `left_out` are ranges to leave out too."""
         s = self.s
-        for begin, end in self.found.left_out:
+        for begin, end in (*self.found.left_out, *left_out):
             self._replace(begin, end, "")
         self._merge_address_space_variants()
         self._assigned_parts()
@@ -78,7 +84,9 @@ class Rewriter:
         kept = [t.text for t in self.s.tokens[begin:end] if t.kind == "hash"]
         newlines = sum(t.text.count("\n") for t in self.s.tokens[begin:end])
         tail = "\n" + "\n".join(kept) + "\n" if kept else "\n" * newlines
-        self.replaced[begin] = (end, text + tail)
+        width = 0 if tail else sum(len(t.text) for t in self.s.tokens[begin:end])
+        # what follows stays in its column
+        self.replaced[begin] = (end, text.ljust(width) + tail)
 
     def _token(self, i: int) -> None:
         token = self.s.tokens[i]
@@ -108,17 +116,17 @@ class Rewriter:
     def _word(self, i: int, word: str) -> None:
         s = self.s
         if word == "kernel":
-            self.replaced[i] = (i + 1, "MSL_KERNEL")
+            self.replaced[i] = (i + 1, "MSLKRN")
         elif word in ("device", "thread", "ray_data", "object_data"):
             # `device::x` and `.thread` are names, `device ::metal::x` is qualified.
             if s[i + 1] != "::" and s[s.before(i)] not in (".", "->", "::"):
-                self.replaced[i] = (i + 1, "")
+                self._replace(i, i + 1, "")
         elif word == "threadgroup":
             if not self._threadgroup_storage(i):
-                self.replaced[i] = (i + 1, "")
+                self._replace(i, i + 1, "")
         elif word == "constant":
             qualifies_method = s[s.before(i)] in (")", "const") and s[s.after(i)] in "{:;="
-            self.replaced[i] = (i + 1, "" if qualifies_method else "const")
+            self._replace(i, i + 1, "" if qualifies_method else "const")
         elif word == "coherent" and s[s.before(i)] not in (".", "->", "::"):
             opening = s.after(i)
             if s[opening] == "(" and s[s.after(opening)] in _COHERENT:

@@ -3,7 +3,8 @@
 // what each parameter means comes from its attribute.
 #pragma once
 
-#define MSL_KERNEL inline __attribute__((always_inline))
+// As long as the word it stands for.
+#define MSLKRN inline __attribute__((always_inline))
 
 namespace msl {
 template <typename F>
