@@ -254,13 +254,13 @@ def test_the_page_shows_the_source_with_its_heat(files, tmp_path):
     [
         (("known", "unknown"), "M1", "no kernel 'unknown'; there are ['known']"),
         (("[64, 4]", "[64, 4]"), "M9", "no chip 'M9'; there are M1"),
-        (("[32]", "[2048]"), "M1", "known.metal:3: limit: "),
+        (("[32]", "[2048]"), "M1", "known.metal:3: error: a threadgroup has at most"),
     ],
 )
 def test_errors_are_one_line(files, change, chip, message):
     kernel, spec = files
     spec.write_text(SPEC.replace(*change))
     result = invoke(kernel, "--spec", spec, "--chip", chip)
-    assert result.exit_code == (1 if "limit" in message else 2)
+    assert result.exit_code == (1 if "error: " in message else 2)
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
