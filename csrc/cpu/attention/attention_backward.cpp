@@ -163,10 +163,12 @@ struct Backward {
     keys = keys.from_row(seen.begin - tile.begin);
     values = values.from_row(seen.begin - tile.begin);
     const Tile& w = m.tile;
+    const Cover mask = cover(problem.mask, t.sequence, of, seen, w.bias);
+    if (mask == Cover::kAll) return;
     product::multiply<A>(count, keys, {m.head.queries + i * W * width, W}, {w.scores, W}, s.size,
                          false);
-    const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, w.scores, w.bias, w.slopes);
-    if (hides == Cover::kAll) return;
+    const Cover hides =
+        finish_scores<A>(problem, t.sequence, of, seen, mask, w.scores, w.bias, w.slopes);
     product::multiply<A>(count, values, {m.head.gradients + i * W * value_width, W},
                          {w.gradients, W}, s.value_size, false);
     if (hides == Cover::kSome) {

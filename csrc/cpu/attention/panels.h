@@ -253,9 +253,11 @@ struct Forward {
       --seen.begin;
     }
     const int64_t count = seen.count();
+    const Cover mask = cover(problem.mask, t.sequence, of, seen, m.bias);
+    if (mask == Cover::kAll) return;
     score(p, tile, skipped, count, m);
-    const Cover hides = finish_scores<A>(problem, t.sequence, of, seen, m.scores, m.bias, nullptr);
-    if (hides == Cover::kAll) return;
+    const Cover hides =
+        finish_scores<A>(problem, t.sequence, of, seen, mask, m.scores, m.bias, nullptr);
     const Softmax<A> softmax{m.largest + p * W, m.sums + p * W};
     const bool grew = hides == Cover::kSome
                           ? softmax_keys<true>(m.scores, count, softmax, m.factors)

@@ -104,15 +104,13 @@ inline void cap_scores(A cap, A* scores, int64_t keys, A* slopes) {
   });
 }
 
-// Scores of a tile of keys, from scale * q.k. Says whether some may be hidden. kAll hides the tile,
-// whose scores are then as they were.
+// Scores of a tile of keys, from scale * q.k, of which `mask` hides some or none. Says whether some
+// may be hidden.
 template <typename A>
 Cover finish_scores(const Problem<A>& problem, const Sequence& s, const Panel& p, Keys keys,
-                    A* scores, A* bias, A* slopes) {
+                    Cover mask, A* scores, const A* bias, A* slopes) {
   constexpr int64_t W = kWidth<A>, L = kLanes<A>;
   const int64_t count = keys.count();
-  const Cover mask = cover(problem.mask, s, p, keys, bias);
-  if (mask == Cover::kAll) return mask;
   if (problem.softcap) cap_scores(*problem.softcap, scores, count, slopes);
   // the position of lane 0, counted from the first key
   const int64_t from = p.first + s.offset() - keys.begin;
