@@ -28,6 +28,8 @@ BATCHES = [1, 64, 4096]
 # In the examples of ops: a row's length, and the size that matrices are counted from.
 ROW, MATRIX, BATCH = 1000, 9, 5
 HEADS = [64, 80, 96, 128, 256]
+# Bags without offsets, and packed sequences without starts, are of another shape; scales are two.
+SHAPING = ("offsets", "per_sample_weights", "cu_seqlens_q", "cu_seqlens_k", "v_scale")
 
 
 def _shaped(args: Sequence[Any], sizes: dict[int, int]) -> list[Any]:
@@ -50,8 +52,7 @@ def _options(op: str, args: Sequence[Any]) -> Iterator[list[Any]]:
             choices.append([True, False])
         elif argument.name in ("label_smoothing", "z_loss", "softcap", "beta"):
             choices.append([a, 0.0])
-        # bags without offsets are of another shape
-        elif kind == "Optional[Tensor]" and argument.name not in ("offsets", "per_sample_weights"):
+        elif kind == "Optional[Tensor]" and argument.name not in SHAPING:
             choices.append([a, None])
         else:
             choices.append([a])

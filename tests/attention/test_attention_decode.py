@@ -9,6 +9,7 @@ import torch
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from metalcore.bench.counters import recorded
 from metalcore.ops.attention._eight_bit import encoded
 from tests.backends import Backend
 from tests.check import check_op
@@ -83,6 +84,21 @@ def test_8_bits_match_reference(backend: Backend, stored: torch.dtype, Tq: int) 
                 continue
             args = (q, k, v, *scales, torch.tensor([600, 77]), None, None, 0.2, None, 300)
             check_op(backend, "attention_decode", args, reduces_over=640, differentiable=False)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.int8], ids=str)
+def test_metal_reads_the_cache_once(stored: torch.dtype) -> None:
+    """For 8 heads that share it, with all that parts write and read: at most 1.1 of what it is."""
+    q, k, v = cache(1, 8, 1, 1, 1100, 128, torch.float16)
+    scales: dict[str, Any] = {}
+    if stored == torch.int8:
+        (k, a), (v, b) = (encoded(x, stored, has_scale=True) for x in (k, v))
+        scales = {"k_scale": a, "v_scale": b}
+    with recorded(checked=False) as (_, profiles):
+        metalcore.attention_decode(q, k, v, **scales)
+    least = sum(x.nbytes for x in (k, v, *scales.values(), q, q))
+    assert len(profiles) == 2
+    assert least <= sum(p.moved for p in profiles) <= 1.1 * least
 
 
 def test_8_bits_may_be_float8_or_its_codes() -> None:

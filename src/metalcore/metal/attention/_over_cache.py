@@ -149,11 +149,16 @@ class OverCache:
         return self.batch * -(-self.queries * self.group // rows)
 
     def _parts(self, groups: int, shape: Shape) -> tuple[int, int]:
-        """The keys of a part and the number of parts: so many that all cores find work."""
+        """The keys of a part and the number of parts: so many that all cores find work, unless
+        results of parts, written and read again, were more than a sixteenth of what a part reads.
+        """
+        rows = min(shape.rows, self.group * self.queries)
+        of_part = 2 * 4 * rows * (self.value_size + 2)
+        of_key = (self.size + self.value_size) * self.stored.itemsize
+        least = max(self.p.policy["least_part"], 16 * of_part // max(1, of_key))
         wanted = self.p.policy["simdgroups_per_core"] * self.p.policy["gpu_cores"]
-        least = self.p.policy["least_part"]
-        most = max(1, self.capacity // least)
-        parts = min(most, max(1, wanted // max(1, groups * shape.simdgroups)))
+        parts = wanted // max(1, groups * shape.simdgroups)
+        parts = max(1, min(parts, self.capacity // least))
         part = round_up(max(1, -(-self.capacity // parts)), shape.columns)
         return part, max(1, -(-self.capacity // part))
 
