@@ -20,11 +20,6 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 ROUNDED = 1 / 127
 
 
-@pytest.fixture(autouse=True)
-def _pages_may_be_computed_by_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METALCORE_STRICT", "0")
-
-
 def generations(model: Any, cache: Any = None) -> Iterator[Tensor]:
     """Text of padded prompts, of whole ones, and by beams; `cache` makes a new one for each."""
     torch.manual_seed(0)
