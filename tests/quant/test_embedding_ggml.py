@@ -6,6 +6,7 @@ import torch
 
 import metalcore
 from metalcore.ops.quant._ggml import FORMATS
+from metalcore.ops.quant.quantize_ggml import quantize_meaning
 from tests.backends import FLOATS, Backend
 from tests.check import check_op
 
@@ -28,6 +29,18 @@ def test_matches_reference(name: str) -> None:
     for dtype in FLOATS:
         args = (at, blocks, FORMATS[name].id, dtype)
         check_op(Backend("cpu"), "embedding_ggml", args, reduces_over=1, differentiable=False)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_0", "q5_K", "q6_K", "iq4_nl"])
+def test_on_metal(name: str) -> None:
+    blocks = quantize_meaning(torch.randn(7, 256), FORMATS[name].id)
+    with Backend("sim") as backend:
+        for dtype in backend.dtypes if name == "q6_K" else (torch.float32,):
+            args = (torch.tensor([[3, 0], [6, 3]]), blocks, FORMATS[name].id, dtype)
+            check_op(backend, "embedding_ggml", args, reduces_over=1, differentiable=False)
+        wrong = torch.tensor([0, 7])
+        with pytest.raises(IndexError, match="index 7 is out of range for a table of 7 rows"):
+            metalcore.embedding_ggml(wrong, blocks, name)
 
 
 def test_registration_and_compile() -> None:

@@ -12,6 +12,7 @@ import metalcore
 from metalcore._op import Op
 from metalcore.ops.quant._activation import ERROR
 from metalcore.ops.quant._ggml import FORMATS
+from metalcore.ops.quant.quantize_ggml import quantize_meaning
 from tests.backends import FLOATS, Backend
 from tests.check import check_op, check_registration
 
@@ -20,6 +21,11 @@ TYPES = list(FORMATS)
 
 def blocks_of(name: str, N: int, K: int) -> Tensor:
     return metalcore.quantize_ggml(torch.randn(N, K), name)
+
+
+def blocks_on_cpu(name: str, N: int, K: int) -> Tensor:
+    """The same inside of a simulation."""
+    return quantize_meaning(torch.randn(N, K), FORMATS[name].id)
 
 
 def off(y: Tensor, x: Tensor, blocks: Tensor, name: str) -> float:
@@ -37,6 +43,32 @@ def test_matches_reference(name: str) -> None:
             for tiles in (None, metalcore.pack_ggml(blocks, name)):
                 args = (x, blocks, tiles, f.id, "float")
                 check_op(Backend("cpu"), "matmul_ggml", args, reduces_over=max(1, K, N))
+
+
+METAL = ["q4_0", "q5_1", "q8_0", "q4_K", "q6_K", "mxfp4"]
+
+
+@pytest.mark.parametrize("name", METAL)
+def test_on_metal(name: str) -> None:
+    """Few rows from tiles, packed in the call or before; many by dequantized weights."""
+    f = FORMATS[name]
+    with Backend("sim") as backend:
+        for M in (1, 3, 9) if name == "q4_0" else (3,):
+            blocks, x = blocks_on_cpu(name, 19, 512), torch.randn(M, 512)
+            for tiles in (None, Op.all["pack_ggml"](blocks, f.id)):
+                args = (x, blocks, tiles, f.id, "float")
+                check_op(backend, "matmul_ggml", args, reduces_over=512)
+        tiles = Op.all["pack_ggml"](blocks, f.id)
+        assert torch.equal(tiles, Op.all["pack_ggml"].meaning(blocks, f.id))
+
+
+def test_half_types_on_metal() -> None:
+    with Backend("sim") as backend:
+        for dtype in (torch.float16, torch.bfloat16):
+            for M in (2, 9):
+                blocks, x = blocks_on_cpu("q8_0", 19, 64), torch.randn(M, 64).to(dtype)
+                args = (x, blocks, None, 8, "float")
+                check_op(backend, "matmul_ggml", args, reduces_over=64)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -107,8 +107,10 @@ class Planned:
                 is_tensor = kind == "tensor" and a is not None
                 number = Number(slot) if kind == "number" else a
                 values[name] = _buffer(slot, a) if is_tensor else number
-        first = next((b for b in _flat(values.values()) if isinstance(b, Buffer)), None)
-        if first is None or first.dtype not in MSL_TYPE:
+        dtypes = [b.dtype for b in _flat(values.values()) if isinstance(b, Buffer)]
+        # of bytes and indices alone, the plan has to tell
+        first = next((d for d in dtypes if d.is_floating_point), None)
+        if not dtypes or (first is not None and first not in MSL_TYPE):
             return None
         p.outputs = self.plan(p, Arguments(values))
         return None if p.outputs is NotImplemented else p
@@ -167,8 +169,8 @@ def metal_kernel(
 ) -> Callable[[Plan], Plan]:
     """Register `plan(program, arguments) -> outputs` as the Metal side of `op`.
 
-    It is asked for the dtypes that Metal has, of the op's first tensor; it returns NotImplemented
-    for what else it does not take.
+    It is asked for the dtypes that Metal has, of the op's first tensor of numbers; it returns
+    NotImplemented for what else it does not take.
     """
 
     def register(plan: Plan) -> Plan:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Metal kernels of packed weights."""
