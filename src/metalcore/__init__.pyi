@@ -1,5 +1,6 @@
 # What `metalcore` offers. A name is loaded when it is first asked for.
 from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, precise as precise, quant as quant, train as train, xlstm as xlstm
+from metalcore._quantized_layers import GGMLEmbedding as GGMLEmbedding, GGMLLinear as GGMLLinear, Int4Linear as Int4Linear, Int8Linear as Int8Linear
 from metalcore._simulate import simulate as simulate
 from metalcore._trace import Record as Record, trace as trace
 from metalcore.attn import *
