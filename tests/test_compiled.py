@@ -124,7 +124,7 @@ def test_an_accelerated_model_compiles_to_what_the_plain_one_does() -> None:
         model.zero_grad()
         found = forward(tokens, labels=tokens)
         found.loss.backward()
-        assert not kernels(graphs)
+        assert kernels(graphs) == {"attention", "attention_backward"}  # no compiler has these
         assert error(found.loss, out.loss) <= allowed()
         for name, p in model.named_parameters():
             assert p.grad is not None

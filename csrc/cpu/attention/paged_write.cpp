@@ -64,7 +64,7 @@ struct Target {
                 cache.size(3) == x.size(3);
     const ScalarType dtype = fits ? cache.scalar_type() : ScalarType::Undefined;
     const bool has_codes = dtype == ScalarType::Char || dtype == ScalarType::Byte;
-    fits = fits && (has_codes || dtype == x.scalar_type());
+    fits = fits && is_float(x.scalar_type()) && (has_codes || dtype == x.scalar_type());
     STD_TORCH_CHECK(fits, kOp, ": ", name, " and its cache do not go together");
     STD_TORCH_CHECK(scale ? has_codes : dtype != ScalarType::Char, kOp, ": int8 has a scale for ",
                     name, ", and only 8 bits have");

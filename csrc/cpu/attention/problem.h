@@ -194,8 +194,9 @@ Problem<A> problem_of(const char* op, const Sizes& s, const std::optional<Tensor
   p.right = reach(right);
   p.mask = mask_of(op, mask, s);
   p.slopes = per_head<A>(op, "alibi_slopes", slopes, s.heads, held.slopes);
-  if (slopes && slopes->numel() != s.heads) {
-    STD_TORCH_CHECK(slopes->numel() == s.batch * s.heads, op, ": alibi_slopes must be [B, H]");
+  if (slopes && slopes->dim() != 1) {
+    STD_TORCH_CHECK(slopes->dim() == 2 && slopes->size(0) == s.batch, op,
+                    ": alibi_slopes must be [H] or [B, H]");
     p.slopes_batch = s.heads;
   }
   STD_TORCH_CHECK(!sinks || sinks->dim() == 1, op, ": sinks must be [H]");

@@ -37,6 +37,11 @@ struct Sequence {
 struct Rule {
   double eps;
   bool sigmoid, normalize, nx;
+
+  const Rule& expect_known(const char* op) const {
+    STD_TORCH_CHECK(normalize || sigmoid, op, ": normalize=False is for the sigmoid gate alone");
+    return *this;
+  }
 };
 
 inline Sizes sizes_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,

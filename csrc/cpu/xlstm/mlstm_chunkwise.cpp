@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_chunkwise(
     const int64_t parts = std::max<int64_t>(1, (s.value_size + columns - 1) / columns);
     metalcore_variant = parts > 1 ? "chunks_of_columns" : "chunks";
     const Forward<T> run{s,
-                         {eps, sigmoid, normalize, nx},
+                         Rule{eps, sigmoid, normalize, nx}.expect_known(op),
                          chunk_size,
                          Heads<const T>(q),
                          Heads<const T>(k),

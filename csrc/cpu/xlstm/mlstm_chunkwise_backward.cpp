@@ -350,7 +350,7 @@ Eight mlstm_chunkwise_backward(const Tensor& dh_in, std::optional<Tensor> dc_las
     using T = decltype(type);
     using A = Acc<T>;
     const Backward<T> run{s,
-                          {eps, sigmoid, normalize, nx},
+                          Rule{eps, sigmoid, normalize, nx}.expect_known(op),
                           chunk_size,
                           Heads<const T>(q),
                           Heads<const T>(k),

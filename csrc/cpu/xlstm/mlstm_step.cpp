@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q_in, const 
     using A = Acc<T>;
     const States<A> from(op, s, c, n, m, true);
     const Step<T> run{s,
-                      {eps, sigmoid, normalize, nx},
+                      Rule{eps, sigmoid, normalize, nx}.expect_known(op),
                       data<T>(q),
                       data<T>(k),
                       data<T>(v),
