@@ -193,7 +193,9 @@ def test_every_op_is_planned_without_a_tensor(name: str) -> None:
             program = PLANS[name].program(args)
             assert program is not None
             assert program.steps
-        assert PLANS[name].program(sample(torch.float64).args) is None
+        args = sample(torch.float64).args
+        if any(isinstance(a, Tensor) and a.is_floating_point() for a in plans.flat(list(args))):
+            assert PLANS[name].program(args) is None
 
 
 def test_views_of_buffers_are_those_of_tensors() -> None:

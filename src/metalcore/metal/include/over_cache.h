@@ -235,11 +235,10 @@ inline void attend_cached(
   }
 
   for (int from = begin; from < end; from += KEYS) {
-    // places and values of the turn before have been read
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // places of the turn before were read before all knew whether its values are finite
     bool mine = stage_places<KEYS, THREADS, PAGED, SCALES>(
         x, s, here, from, end, rows, scales, thread_index);
-    // places are there
+    // places are there, and values of the turn before have been read
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_rows<KEYS, D, THREADS>(kv_tile, x.k, s.row(1), rows, s.head_size(), thread_index);
     // the keys, and at first the queries, are there

@@ -6,7 +6,7 @@
 
 #include "limbs.h"
 
-kernel void limbs_merged(
+[[max_total_threads_per_threadgroup(256)]] kernel void limbs_merged(
     device const int* parts [[buffer(0)]],
     device long* limbs [[buffer(1)]],
     constant uint& n [[buffer(2)]],

@@ -141,6 +141,14 @@ def _(dtype: torch.dtype) -> Example:
 
 @_decode.example
 def _(dtype: torch.dtype) -> Example:
+    """So many keys that a GPU takes them in parts."""
+    q, k, v = (torch.randn(1, 1, n, 16, dtype=dtype) for n in (1, 600, 600))
+    args = (q, k, v, None, None, None, None, None, 0.25, None, None)
+    return Example(args, reduces_over=600)
+
+
+@_decode.example
+def _(dtype: torch.dtype) -> Example:
     q, *stored = _cached(dtype)
     (k, k_scale), (v, v_scale) = (encoded(x, torch.int8, has_scale=True) for x in stored)
     args = (q, k, v, k_scale, v_scale, None, torch.rand(4), None, 0.25, 5.0, 40)
