@@ -192,7 +192,7 @@ def _score(
     if right is not None:
         visible = visible & (distance <= right)
     if slopes is not None:
-        s = s - slopes.to(s.dtype).reshape(-1, q.shape[1], 1, 1) * distance.abs()
+        s = s - slopes.to(s.dtype)[..., None, None] * distance.abs()
     if mask is not None:
         visible = visible & (mask if mask.dtype == torch.bool else mask != -torch.inf)
         if mask.dtype != torch.bool:

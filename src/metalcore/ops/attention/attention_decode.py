@@ -118,7 +118,7 @@ def _(
         visible = visible & (distance <= left)
     bias = torch.zeros_like(distance, dtype=accumulate_dtype(q))
     if slopes is not None:
-        bias = bias - slopes.to(bias.dtype).reshape(-1, q.shape[1], 1, 1) * distance.abs()
+        bias = bias - slopes.to(bias.dtype)[..., None, None] * distance.abs()
     bias = bias.masked_fill(~visible, -torch.inf)
     k, v = decoded(k, k_scale, bias.dtype), decoded(v, v_scale, bias.dtype)
     found: tuple[Tensor, Tensor] = attention_meaning(
