@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The gradient of attention on the CPU, tile by tile, without a matrix of scores.
-//   P^T = exp(S^T - lse),  dP^T = V dO^T,  dS^T = P^T * (dP^T - delta),  delta = dO.O - dlse
-//   dV += P^T dO,  dK += dS^T Q,  dQ^T += K^T dS^T
+//   P^T = exp(S^T - lse),  dS^T = P^T * (dP^T - delta),  delta = dO.O - dlse
+// The products between are in backward_products.h.
 // Queries stand in the lanes, as in the way forward; for dK and dV it is the head's elements. A
 // task owns the keys it adds gradients to, and goes through the heads of their group in order;
 // where there are few heads, keys are split into parts, whose dQ are added in order. Sums are kept
@@ -10,7 +10,7 @@
 #include <memory>
 #include <tuple>
 
-#include "scores.h"
+#include "backward_products.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -25,7 +25,7 @@ std::unique_ptr<A[]> memory_of(int64_t values) {
   return std::make_unique_for_overwrite<A[]>(std::max<int64_t>(1, values));
 }
 
-template <typename T>
+template <typename T, typename Products>
 struct Backward {
   using A = Acc<T>;
   static constexpr int64_t W = kWidth<A>;
@@ -37,6 +37,7 @@ struct Backward {
   A* partial;            // dq of each part [parts, B, H, Tq, width], where there are several
   int64_t parts;
   int64_t width, value_width;  // head sizes in whole Pairs
+  Products products;
 
   struct Task {
     Sequence sequence;
@@ -44,21 +45,17 @@ struct Backward {
     Keys keys;
   };
 
-  // A head's queries: as panels [D][lanes] and as rows, panel by panel.
+  // Of a head's queries, panel by panel.
   struct Head {
-    A *queries, *gradients;   // scale * q and dO in lanes
-    A *rows, *gradient_rows;  // q and dO
-    A* sums;                  // dQ in lanes
+    PanelMemory<A> panels;
+    A* sums;  // dQ in lanes
     A *lse, *delta;
-  };
-
-  struct Tile {
-    A *scores, *gradients, *bias, *slopes, *keys, *values, *rows, *factors;
   };
 
   struct Memory {
     Head head;
-    Tile tile;
+    TileMemory<A> tile;
+    A *rows, *factors;  // of a panel
     A *dkeys, *dvalues;
   };
 
@@ -72,12 +69,12 @@ struct Backward {
                              lanes * width,
                              lanes,
                              lanes,
-                             kKeys * W,
-                             kKeys * W,
-                             kKeys * W,
-                             kKeys * W,
                              kKeys * width,
                              kKeys * value_width,
+                             kKeys * W,
+                             kKeys * W,
+                             kKeys * W,
+                             kKeys * W,
                              W * wide,
                              W,
                              t.keys.count() * width,
@@ -87,8 +84,10 @@ struct Backward {
     Pieces<A> pieces(total);
     A* p[17];
     for (int i = 0; i < 17; ++i) p[i] = pieces.take(sizes[i]);
-    return {{p[0], p[1], p[2], p[3], p[4], p[5], p[6]},
-            {p[7], p[8], p[9], p[10], p[11], p[12], p[13], p[14]},
+    return {{{p[0], p[1], p[2], p[3]}, p[4], p[5], p[6]},
+            {p[7], p[8], p[9], p[10], p[11], p[12]},
+            p[13],
+            p[14],
             p[15],
             p[16]};
   }
@@ -109,7 +108,13 @@ struct Backward {
     return {head, i * W, std::min(W, t.sequence.queries - i * W)};
   }
 
-  void start_head(const Task& t, int64_t head, const Head& m) const {
+  PanelMemory<A> panel_memory(const Head& m, int64_t i) const {
+    const PanelMemory<A>& p = m.panels;
+    return {p.queries + i * W * width, p.gradients + i * W * value_width, p.rows + i * W * width,
+            p.gradient_rows + i * W * value_width};
+  }
+
+  void start_head(const Task& t, int64_t head, const Head& m, A* scratch) const {
     const Sizes& s = problem.sizes;
     const int64_t panels = (t.sequence.queries + W - 1) / W;
     for (int64_t i = 0; i < panels; ++i) {
@@ -122,20 +127,17 @@ struct Backward {
         m.lse[i * W + l] = has_keys ? lse[from + l] : -kHidden<A>;
         m.delta[i * W + l] = has_keys ? delta[from + l] : A(0);
       }
-      A *rows = m.rows + i * W * width, *gradients = m.gradient_rows + i * W * value_width;
-      load_rows(q, t, p, m.lse + i * W, s.size, width, rows);
-      load_rows(dout, t, p, m.lse + i * W, s.value_size, value_width, gradients);
-      product::to_lanes<A>({rows, width}, width, m.queries + i * W * width);
-      scale_panel(problem.scale, m.queries + i * W * width, width);
-      product::to_lanes<A>({gradients, value_width}, value_width,
-                           m.gradients + i * W * value_width);
+      const PanelMemory<A> memory = panel_memory(m, i);
+      load_rows(q, t, p, m.lse + i * W, s.size, width, memory.rows);
+      load_rows(dout, t, p, m.lse + i * W, s.value_size, value_width, memory.gradient_rows);
+      products.start(memory, scratch);
     }
     std::fill_n(m.sums, panels * W * width, A(0));
   }
 
   // Scores become P, and the gradients of P those of the scores.
   template <bool kHides>
-  void pull_back(int64_t keys, const A* lse_of, const A* delta_of, const Tile& m) const {
+  void pull_back(int64_t keys, const A* lse_of, const A* delta_of, const TileMemory<A>& m) const {
     change_scores(m.scores, keys, [&](Vec<A> x, int64_t k, int j) {
       constexpr int64_t L = kLanes<A>;
       A* const at = m.gradients + k * W + j * L;
@@ -152,50 +154,43 @@ struct Backward {
   }
 
   // Adds what panel i of a head and the keys it sees of the tile give each other.
-  void add(const Task& t, int64_t head, int64_t i, Keys tile, product::Broadcast<A> keys,
-           product::Broadcast<A> values, const Memory& m) const {
+  void add(const Task& t, int64_t head, int64_t i, Keys range, const typename Products::Tile& tile,
+           const Memory& m) const {
     const Panel of = panel(t, head, i);
-    const Keys range = problem.range(t.sequence, of);
-    const Keys seen{std::max(tile.begin, range.begin), std::min(tile.end, range.end)};
+    const Keys near = problem.range(t.sequence, of);
+    Keys seen{std::max(range.begin, near.begin), std::min(range.end, near.end)};
+    if (seen.count() <= 0) return;
+    const int64_t skipped = products.whole(seen.begin - range.begin);
+    seen.begin = range.begin + skipped;
     const int64_t count = seen.count();
-    if (count <= 0) return;
-    const Sizes& s = problem.sizes;
-    keys = keys.from_row(seen.begin - tile.begin);
-    values = values.from_row(seen.begin - tile.begin);
-    const Tile& w = m.tile;
+    const TileMemory<A>& w = m.tile;
     const Cover mask = cover(problem.mask, t.sequence, of, seen, w.bias);
     if (mask == Cover::kAll) return;
-    product::multiply<A>(count, keys, {m.head.queries + i * W * width, W}, {w.scores, W}, s.size,
-                         false);
+    const PanelMemory<A> queries = panel_memory(m.head, i);
+    products.scores(queries, tile, skipped, count, w.scores);
     const Cover hides =
         finish_scores<A>(problem, t.sequence, of, seen, mask, w.scores, w.bias, w.slopes);
-    product::multiply<A>(count, values, {m.head.gradients + i * W * value_width, W},
-                         {w.gradients, W}, s.value_size, false);
+    products.gradients(queries, tile, skipped, count, w.gradients);
     if (hides == Cover::kSome) {
       pull_back<true>(count, m.head.lse + i * W, m.head.delta + i * W, w);
     } else {
       pull_back<false>(count, m.head.lse + i * W, m.head.delta + i * W, w);
     }
     const int64_t from = seen.begin - t.keys.begin;
-    product::multiply_wide<A>(count, value_width, {w.scores, W, 1},
-                              {m.head.gradient_rows + i * W * value_width, value_width},
-                              {m.dvalues + from * value_width, value_width}, of.count, true);
-    product::multiply_wide<A>(count, width, {w.gradients, W, 1},
-                              {m.head.rows + i * W * width, width}, {m.dkeys + from * width, width},
-                              of.count, true);
-    multiply_keys(s.size, keys, w.gradients, w.scores, m.head.sums + i * W * width, count, hides);
+    products.add(
+        queries, tile, skipped, count, of.count, hides, w,
+        {m.dvalues + from * value_width, m.dkeys + from * width, m.head.sums + i * W * width});
   }
 
   void finish_head(const Task& t, int64_t head, const Memory& m) const {
     const Sizes& s = problem.sizes;
-    std::fill_n(m.tile.factors, W, problem.scale);
+    std::fill_n(m.factors, W, problem.scale);
     for (int64_t i = 0; i * W < t.sequence.queries; ++i) {
       const Panel p = panel(t, head, i);
       const int64_t row = t.sequence.first_query + p.first;
-      product::from_lanes<A>(m.head.sums + i * W * width, width, m.tile.factors,
-                             {m.tile.rows, width});
+      product::from_lanes<A>(m.head.sums + i * W * width, width, m.factors, {m.rows, width});
       for (int64_t l = 0; l < p.count; ++l) {
-        const A* from = m.tile.rows + l * width;
+        const A* from = m.rows + l * width;
         if (parts > 1) {
           const int64_t entry = t.part * s.batch + t.sequence.batch;
           std::copy_n(from, width,
@@ -219,14 +214,15 @@ struct Backward {
     std::fill_n(m.dkeys, t.keys.count() * width, A(0));
     std::fill_n(m.dvalues, t.keys.count() * value_width, A(0));
     const int64_t panels = (t.sequence.queries + W - 1) / W;
+    typename Products::Tile tile;
     for (int64_t head = t.key_head * s.group(); head < (t.key_head + 1) * s.group(); ++head) {
-      start_head(t, head, m.head);
+      start_head(t, head, m.head, m.rows);
       for (int64_t begin = t.keys.begin; begin < t.keys.end; begin += kKeys) {
-        const Keys tile{begin, std::min(begin + kKeys, t.keys.end)};
-        const auto keys = tile_of<T>(k, t.sequence, t.key_head, tile, s.size, {m.tile.keys, width});
-        const auto values =
-            tile_of<T>(v, t.sequence, t.key_head, tile, s.value_size, {m.tile.values, value_width});
-        for (int64_t i = 0; i < panels; ++i) add(t, head, i, tile, keys, values, m);
+        const Keys range{begin, std::min(begin + kKeys, t.keys.end)};
+        const int64_t row = t.sequence.first_key + begin;
+        products.load(k.at(t.sequence.batch, t.key_head, row), k.row,
+                      v.at(t.sequence.batch, t.key_head, row), v.row, range.count(), m.tile, tile);
+        for (int64_t i = 0; i < panels; ++i) add(t, head, i, range, tile, m);
       }
       finish_head(t, head, m);
     }
@@ -258,9 +254,9 @@ struct Backward {
   }
 };
 
-template <typename T>
-std::vector<typename Backward<T>::Task> tasks_of(const Backward<T>& b) {
-  std::vector<typename Backward<T>::Task> tasks;
+template <typename B>
+std::vector<typename B::Task> tasks_of(const B& b) {
+  std::vector<typename B::Task> tasks;
   for (const Sequence& sequence : b.problem.sequences) {
     const int64_t each = (sequence.keys + b.parts - 1) / b.parts;
     for (int64_t h = 0; h < b.problem.sizes.key_heads; ++h) {
@@ -351,25 +347,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const auto delta = memory_of<A>(rows);
     row_products<T>(s, dout, out, dlse ? data<A>(*dlse) : nullptr, delta.get());
     const auto partial = memory_of<A>(parts > 1 ? parts * rows * width : 0);
-    const Backward<T> backward{problem,
-                               Heads<const T>(q),
-                               Heads<const T>(k),
-                               Heads<const T>(v),
-                               Heads<const T>(dout),
-                               Heads<T>(dq),
-                               Heads<T>(dk),
-                               Heads<T>(dv),
-                               data<A>(lse),
-                               delta.get(),
-                               partial.get(),
-                               parts,
-                               width,
-                               product::round_up(s.value_size, simd::kStep<T>)};
-    const auto tasks = tasks_of(backward);
-    metalcore_variant = parts > 1 ? "panels_split" : "panels";
-    for_each_task(int64_t(tasks.size()), is_worth_threads(s),
-                  [&](int64_t t) { backward(tasks[t]); });
-    if (parts > 1) backward.add_parts();
+    const int64_t value_width = product::round_up(s.value_size, simd::kStep<T>);
+    const auto run = [&](auto products, const char* variant) {
+      const Backward<T, decltype(products)> backward{problem,
+                                                     Heads<const T>(q),
+                                                     Heads<const T>(k),
+                                                     Heads<const T>(v),
+                                                     Heads<const T>(dout),
+                                                     Heads<T>(dq),
+                                                     Heads<T>(dk),
+                                                     Heads<T>(dv),
+                                                     data<A>(lse),
+                                                     delta.get(),
+                                                     partial.get(),
+                                                     parts,
+                                                     width,
+                                                     value_width,
+                                                     products};
+      const auto tasks = tasks_of(backward);
+      metalcore_variant = variant;
+      for_each_task(int64_t(tasks.size()), is_worth_threads(s),
+                    [&](int64_t t) { backward(tasks[t]); });
+      if (parts > 1) backward.add_parts();
+    };
+    if (takes_dots<T>(s.size) && takes_dots<T>(s.value_size)) {
+#if defined(MC_DOTS)
+      if constexpr (std::is_same_v<T, simd::BFloat16>) {
+        run(ByDots{problem, width, value_width}, parts > 1 ? "panels_dots_split" : "panels_dots");
+      }
+#endif
+    } else {
+      run(ByFloats<T>{problem, width, value_width}, parts > 1 ? "panels_split" : "panels");
+    }
     const Tensor dsinks = sink_gradients(problem, sinks, data<A>(lse), delta.get());
     return std::tuple<Tensor, Tensor, Tensor, Tensor>(dq, dk, dv, dsinks);
   });

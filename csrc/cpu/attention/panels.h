@@ -6,7 +6,6 @@
 // first, then the next queries. Tiles of pages, or of codes of 8 bits, are gathered one by one.
 #pragma once
 
-#include "../common/dots.h"
 #include "cache.h"
 #include "scores.h"
 
@@ -14,17 +13,6 @@ namespace metalcore::cpu::tiles {
 
 // Panels that share a tile of keys: 1.03x of one panel, 1.09x for four heads to one (AMD EPYC).
 constexpr int64_t kPanels = 4;
-
-// Whether products are by dots: of bfloat16, whose rows must be whole words.
-template <typename T, typename S>
-bool takes_dots([[maybe_unused]] const Sizes& s) {
-#if defined(MC_DOTS)
-  return std::is_same_v<T, simd::BFloat16> && std::is_same_v<T, S> && s.size % 2 == 0 &&
-         product::has_dots();
-#else
-  return false;
-#endif
-}
 
 template <typename T, typename S>
 struct Forward {
@@ -179,9 +167,10 @@ struct Forward {
     if constexpr (std::is_same_v<T, simd::BFloat16>) {
       if (by_dots) {
         const T* from = tile.key_rows.at(skipped);
-        product::multiply_pairs(
-            count, {reinterpret_cast<const uint16_t*>(from), tile.key_rows.row, 2},
-            reinterpret_cast<const uint32_t*>(lanes), m.scores, problem.sizes.size / 2, false);
+        product::multiply_pairs(count, W,
+                                {reinterpret_cast<const uint16_t*>(from), tile.key_rows.row, 2},
+                                {reinterpret_cast<const uint32_t*>(lanes), W}, {m.scores, W},
+                                problem.sizes.size / 2, false);
         return scale_panel(problem.scale, m.scores, count);
       }
     }
@@ -199,45 +188,20 @@ struct Forward {
       if (by_dots) {
         const auto pairs = reinterpret_cast<const uint32_t*>(m.values) + skipped / 2 * value_width;
         const auto shares = reinterpret_cast<uint32_t*>(m.bias);
-        pair_shares(m.scores, count, shares);
-        product::multiply_pairs(n, {reinterpret_cast<const uint16_t*>(pairs), 2, 2 * value_width},
-                                shares, sums, (count + 1) / 2, true);
+        product::pair_values(m.scores, count, W, shares);
+        product::multiply_pairs(n, W,
+                                {reinterpret_cast<const uint16_t*>(pairs), 2, 2 * value_width},
+                                {shares, W}, {sums, W}, (count + 1) / 2, true);
         for (const int64_t key : tile.special) {
           if (key < skipped || key >= skipped + count) continue;
-          add_special(tile.value_rows.at(key), m.scores + (key - skipped) * W, sums);
+          const A* const share = m.scores + (key - skipped) * W;
+          add_special(tile.value_rows.at(key), n, share, share, sums);
         }
         return;
       }
     }
 #endif
     multiply_keys(n, tile.values.from_row(skipped), m.scores, m.scores, sums, count, hides);
-  }
-
-  // Rows of shares in pairs, rounded to bfloat16.
-  static void pair_shares(const A* shares, int64_t count, uint32_t* pairs) {
-    if constexpr (std::is_same_v<A, float>) {
-      constexpr int64_t L = kLanes<A>;
-      for (int64_t k = 0; k < count; k += 2) {
-        for (int64_t j = 0; j < W; j += L) {
-          simd::Pair<float> x = {};
-          x.first = simd::load_as<Vec<A>>(shares + k * W + j);
-          if (k + 1 < count) x.second = simd::load_as<Vec<A>>(shares + (k + 1) * W + j);
-          const simd::Bits raw = simd::encode(x, simd::BFloat16());
-          std::memcpy(pairs + k / 2 * W + j, &raw, sizeof(raw));
-        }
-      }
-    }
-  }
-
-  // What is not finite of a value, for the queries that see it.
-  void add_special(const T* value, const A* shares, A* sums) const {
-    for (int64_t d = 0; d < problem.sizes.value_size; ++d) {
-      const A x = A(value[d]);
-      if (std::isfinite(x)) continue;
-      for (int64_t l = 0; l < W; ++l) {
-        if (!std::signbit(shares[l])) sums[d * W + l] += shares[l] * x;
-      }
-    }
   }
 
   // Adds the keys that the panel sees of the tile.
@@ -353,7 +317,7 @@ void attend_panels(const Problem<Acc<T>>& problem, const Tensor& q, const Cache<
                               std::max<int64_t>(1, kPanels / heads),
                               product::round_up(s.size, simd::kStep<T>),
                               product::round_up(s.value_size, simd::kStep<T>),
-                              takes_dots<T, S>(s)};
+                              std::is_same_v<T, S> && takes_dots<T>(s.size)};
   const auto tasks = tasks_of(forward);
   metalcore_variant = forward.by_dots ? "panels_dots" : "panels";
   for_each_task(int64_t(tasks.size()), is_worth_threads(s), [&](int64_t t) { forward(tasks[t]); });

@@ -3,6 +3,7 @@
 //   S = softcap * tanh(scale * q.k / softcap) - slope * |key - position| + mask,  -inf where hidden
 #pragma once
 
+#include "../common/dots.h"
 #include "problem.h"
 
 namespace metalcore::cpu::tiles {
@@ -179,6 +180,29 @@ void multiply_keys(int64_t n, product::Broadcast<A> rows, const A* weights, cons
     return multiply_visible(n, rows, weights, shares, c, keys);
   }
   product::multiply<A>(n, {rows.values, 1, rows.row}, {weights, W}, {c, W}, keys, true);
+}
+
+// Whether products of rows of `size` elements are by dots: of bfloat16, in whole words.
+template <typename T>
+bool takes_dots([[maybe_unused]] int64_t size) {
+#if defined(MC_DOTS)
+  return std::is_same_v<T, simd::BFloat16> && size % 2 == 0 && product::has_dots();
+#else
+  return false;
+#endif
+}
+
+// C += row^T weights of those values of a row that are not finite, which products by dots leave
+// out, for the queries that see it.
+template <typename T, typename A>
+void add_special(const T* row, int64_t n, const A* weights, const A* shares, A* c) {
+  for (int64_t d = 0; d < n; ++d) {
+    const A x = A(row[d]);
+    if (std::isfinite(x)) continue;
+    for (int64_t l = 0; l < kWidth<A>; ++l) {
+      if (!std::signbit(shares[l])) c[d * kWidth<A> + l] += weights[l] * x;
+    }
+  }
 }
 
 // What softmax has seen of the keys: the largest score and the sum of exp(score - largest).

@@ -6,6 +6,8 @@
 // The instruction is newer than the instruction set that is compiled for: ask has_dots().
 #pragma once
 
+#include <array>
+
 #include "product.h"
 
 #if defined(__AVX512F__)
@@ -27,20 +29,22 @@ struct Words {
 namespace detail {
 
 template <int Rows>
-MC_DOTS inline void dot_tile(Words a, const uint32_t* b, float* c, int64_t depth, bool adds) {
-  constexpr int64_t W = kWidth<float>;
+MC_DOTS inline void dot_tile(Words a, Lines<const uint32_t> b, Lines<float> c, int64_t depth,
+                             bool adds) {
   __m512 sum[Rows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      sum[r][j] = adds ? _mm512_loadu_ps(c + r * W + j * 16) : _mm512_setzero_ps();
+      sum[r][j] = adds ? _mm512_loadu_ps(c.values + r * c.row + j * 16) : _mm512_setzero_ps();
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
     __m512i line[kVectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) line[j] = _mm512_loadu_si512(b + k * W + j * 16);
+    for (int j = 0; j < kVectors; ++j) {
+      line[j] = _mm512_loadu_si512(b.values + k * b.row + j * 16);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       int32_t word;
@@ -55,22 +59,58 @@ MC_DOTS inline void dot_tile(Words a, const uint32_t* b, float* c, int64_t depth
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + r * W + j * 16, sum[r][j]);
+    for (int j = 0; j < kVectors; ++j) {
+      _mm512_storeu_ps(c.values + r * c.row + j * 16, sum[r][j]);
+    }
   }
 }
 
 }  // namespace detail
 
-// kWidth columns of C (+)= A B, rows of B and C kWidth apart. `depth` counts words.
-MC_DOTS inline void multiply_pairs(int64_t rows, Words a, const uint32_t* b, float* c,
-                                   int64_t depth, bool adds) {
-  constexpr int64_t W = kWidth<float>;
-  int64_t m = 0;
+// n columns of C (+)= A B, a multiple of kWidth. `depth` counts words.
+MC_DOTS inline void multiply_pairs(int64_t rows, int64_t n, Words a, Lines<const uint32_t> b,
+                                   Lines<float> c, int64_t depth, bool adds) {
   const auto from = [&](int64_t i) { return Words{a.values + i * a.row, a.row, a.column}; };
-  for (; m + 8 <= rows; m += 8) detail::dot_tile<8>(from(m), b, c + m * W, depth, adds);
-  for (; m + 4 <= rows; m += 4) detail::dot_tile<4>(from(m), b, c + m * W, depth, adds);
-  for (; m + 2 <= rows; m += 2) detail::dot_tile<2>(from(m), b, c + m * W, depth, adds);
-  for (; m < rows; ++m) detail::dot_tile<1>(from(m), b, c + m * W, depth, adds);
+  for (int64_t j = 0; j < n; j += kWidth<float>) {
+    const auto to = c.from_column(j);
+    const auto with = b.from_column(j);
+    int64_t m = 0;
+    for (; m + 8 <= rows; m += 8) {
+      detail::dot_tile<8>(from(m), with, to.from_row(m), depth, adds);
+    }
+    for (; m + 4 <= rows; m += 4) {
+      detail::dot_tile<4>(from(m), with, to.from_row(m), depth, adds);
+    }
+    for (; m < rows; ++m) detail::dot_tile<1>(from(m), with, to.from_row(m), depth, adds);
+  }
+}
+
+// n values, a multiple of 32, rounded to bfloat16.
+MC_DOTS inline void round_values(const float* x, int64_t n, uint16_t* y) {
+  for (int64_t i = 0; i < n; i += 32) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
+    std::memcpy(y + i, &both, sizeof(both));
+  }
+}
+
+// y[r / 2][i] = (x[r][i], x[r + 1][i]) in bfloat16, rows of n values, a multiple of 16. The same
+// memory will do for both.
+MC_DOTS inline void pair_values(const float* x, int64_t rows, int64_t n, uint32_t* y) {
+  // value i of the first sixteen, then of the second
+  alignas(64) static constexpr auto kInterleave = [] {
+    std::array<uint16_t, 32> order = {};
+    for (int i = 0; i < 32; ++i) order[i] = uint16_t(i / 2 + i % 2 * 16);
+    return order;
+  }();
+  const __m512i order = _mm512_load_si512(kInterleave.data());
+  for (int64_t r = 0; r < rows; r += 2) {
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512 low = _mm512_loadu_ps(x + r * n + i);
+      const __m512 high = r + 1 < rows ? _mm512_loadu_ps(x + (r + 1) * n + i) : _mm512_setzero_ps();
+      const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+      _mm512_storeu_si512(y + r / 2 * n + i, _mm512_permutexvar_epi16(order, (__m512i)both));
+    }
+  }
 }
 
 // y[r / 2][i] = (x[r][i], x[r + 1][i]), words `width` apart. What is not finite becomes zero;
