@@ -10,6 +10,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._op import Op
+from metalcore.bench.counters import recorded
 from metalcore.ops.quant._activation import ERROR
 from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.quantize_ggml import quantize_meaning
@@ -45,21 +46,19 @@ def test_matches_reference(name: str) -> None:
                 check_op(Backend("cpu"), "matmul_ggml", args, reduces_over=max(1, K, N))
 
 
-METAL = ["q4_0", "q5_1", "q8_0", "q4_K", "q6_K", "mxfp4"]
-
-
-@pytest.mark.parametrize("name", METAL)
+@pytest.mark.parametrize("name", TYPES)
 def test_on_metal(name: str) -> None:
-    """Few rows from tiles, packed in the call or before; many by dequantized weights."""
+    """From blocks as they are, few rows and many; and from tiles."""
     f = FORMATS[name]
     with Backend("sim") as backend:
-        for M in (1, 3, 9) if name == "q4_0" else (3,):
+        for M in (1, 2, 3, 7, 9, 70) if name == "q4_0" else (3,):
             blocks, x = blocks_on_cpu(name, 19, 512), torch.randn(M, 512)
-            for tiles in (None, Op.all["pack_ggml"](blocks, f.id)):
-                args = (x, blocks, tiles, f.id, "float")
-                check_op(backend, "matmul_ggml", args, reduces_over=512)
+            check_op(backend, "matmul_ggml", (x, blocks, None, f.id, "float"), reduces_over=512)
         tiles = Op.all["pack_ggml"](blocks, f.id)
         assert torch.equal(tiles, Op.all["pack_ggml"].meaning(blocks, f.id))
+        for M in (1, 3, 9) if name == "q4_0" else (3,):
+            args = (torch.randn(M, 512), blocks, tiles, f.id, "float")
+            check_op(backend, "matmul_ggml", args, reduces_over=512)
 
 
 def test_half_types_on_metal() -> None:
@@ -69,6 +68,14 @@ def test_half_types_on_metal() -> None:
                 blocks, x = blocks_on_cpu("q8_0", 19, 64), torch.randn(M, 64).to(dtype)
                 args = (x, blocks, None, 8, "float")
                 check_op(backend, "matmul_ggml", args, reduces_over=64)
+
+
+def test_metal_moves_tiles_once() -> None:
+    blocks, x = blocks_of("q4_0", 64, 1024), torch.randn(1, 1024)
+    tiles = metalcore.pack_ggml(blocks, "q4_0")
+    with recorded(checked=False) as (_, profiles):
+        metalcore.matmul_ggml(x, blocks, "q4_0", tiles=tiles)
+    assert sum(p.moved for p in profiles) <= 1.05 * (tiles.nbytes + x.nbytes + 64 * 4)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._op import Op
+from metalcore.bench.counters import recorded
 from metalcore.ops.quant._activation import ERROR
 from tests.backends import FLOATS, Backend
 from tests.check import check_op, check_registration
@@ -50,6 +51,33 @@ def test_matches_reference(op: str, symmetric: bool) -> None:
                     "float",
                 )
                 check_op(Backend("cpu"), op, args, reduces_over=max(1, K, N))
+
+
+@pytest.mark.parametrize("op", list(FORMS))
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_on_metal(op: str, symmetric: bool) -> None:
+    """Few rows by simdgroups, many and gradients by tiles; rows of whole words, and others."""
+    form = FORMS[op]
+    with Backend("sim") as backend:
+        for M, N, K, group in ((1, 19, 512, 64), (3, 9, 99, 96), (9, 70, 160, 96), (40, 5, 33, 32)):
+            q = form.quantize(torch.randn(N, K), group, symmetric=symmetric)
+            for dtype in FLOATS[:1] if M != 3 else FLOATS:
+                if dtype == torch.float64:
+                    continue
+                args = (torch.randn(M, K).to(dtype), q.packed, q.scale, q.bias, None, group)
+                check_op(backend, op, (*args, "float"), reduces_over=max(K, N))
+            pack = Op.all[f"pack_int{form.bits}"]
+            args = (q.packed, q.scale, q.bias, group, K)
+            assert torch.equal(pack(*args), pack.meaning(*args))
+
+
+def test_metal_moves_weights_once() -> None:
+    q, x = metalcore.quantize_int4(torch.randn(64, 1024)), torch.randn(1, 1024)
+    with recorded(checked=False) as (_, profiles):
+        metalcore.matmul_int4(x, q)
+    (profile,), weight = profiles, q.packed.nbytes + q.scale.nbytes + q.bias.nbytes
+    # x is read by each threadgroup
+    assert profile.moved <= 1.1 * (weight + profile.groups * x.nbytes + 64 * 4)
 
 
 @pytest.mark.parametrize("op", list(FORMS))

@@ -53,6 +53,16 @@ inline float half_at(device const uchar* p) {
   return float(as_type<half>(ushort(p[0] | uint(p[1]) << 8)));
 }
 
+// The bytes of a word as numbers: 0x4b000000 | b is 2^23 + b. To convert integers takes longer.
+inline float4 bytes_as_floats(uint w) {
+  const uint high = w >> 16;
+  return float4(
+      as_type<float>((w & 0x00ff) | 0x4b000000) - 8388608.0f,
+      fma(as_type<float>((w & 0xff00) | 0x4b000000), 1.0f / 256, -32768.0f),
+      as_type<float>((high & 0x00ff) | 0x4b000000) - 8388608.0f,
+      fma(as_type<float>((high & 0xff00) | 0x4b000000), 1.0f / 256, -32768.0f));
+}
+
 // Half of the power of two that an exponent byte stands for.
 inline float half_power(uint e) { return as_type<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 

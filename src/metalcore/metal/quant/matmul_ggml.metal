@@ -1,12 +1,49 @@
 // SPDX-License-Identifier: MIT
-// y = x W^T for W in blocks of ggml, from tiles: the fields of 16 rows of W side by side.
+// y = x W^T, or x W, for W in blocks of ggml.
 //
-// matmul_ggml: for up to COLUMNS rows of x. A group has 16 rows of W by 16 slices of K: a thread
-// takes every 16th part of 32 values of its row, reads each of its words once, and multiplies it
-// with all rows of x. Slices are added up in order.
-// pack_ggml: one thread per byte of the tiles. dequantize_rows: one thread per value.
+// matmul_ggml_few: up to COLUMNS rows of x; a simdgroup has some rows of W, a lane pieces of K.
+// matmul_ggml_many: 32 or 64 rows of x and 64 of W, which are unpacked once for them.
+// matmul_ggml_tiles: few rows of x, from tiles: the fields of 16 rows of W side by side, so that
+// neighbours read neighbours. A group has 16 rows of W by 16 slices of K: a thread takes every 16th
+// part of 32 values of its row, reads each of its words once, and multiplies it with all rows of x.
+// Slices are added up in order.
+// pack_ggml: makes tiles, one thread per byte.
 
-#include "ggml.h"
+#include "packed_product.h"
+
+template <typename T, int TYPE, int COLUMNS>
+[[max_total_threads_per_threadgroup(64)]] kernel void matmul_ggml_few(
+    device const T* x [[buffer(0)]],
+    device const uchar* blocks [[buffer(1)]],
+    device T* y [[buffer(2)]],
+    constant uint& M [[buffer(3)]],
+    constant uint& N [[buffer(4)]],
+    constant uint& K [[buffer(5)]],
+    uint group_at [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const ggml_rows<TYPE> w = {blocks, K};
+  const uint first = (2 * group_at + simdgroup) * few<COLUMNS>::ROWS;
+  multiply_few<COLUMNS>(x, w, y, M, N, K, first, lane);
+}
+
+template <typename T, int TYPE, int ROWS, bool TURNED>
+[[max_total_threads_per_threadgroup(128)]] kernel void matmul_ggml_many(
+    device const T* x [[buffer(0)]],
+    device const uchar* blocks [[buffer(1)]],
+    device T* y [[buffer(2)]],
+    constant uint& M [[buffer(3)]],
+    constant uint& N [[buffer(4)]],
+    constant uint& K [[buffer(5)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint thread_at [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup T left[ROWS * PITCH];
+  threadgroup T right[STAGED];
+  const ggml_rows<TYPE> w = {blocks, K};
+  multiply_tiles<ROWS, TURNED>(left, right, x, w, y, M, N, K, tile, thread_at, simdgroup, lane);
+}
 
 constant uint TILE_ROWS = 16;
 constant uint SLICES = 16;
@@ -59,18 +96,18 @@ inline float4 quants_of(device const uint* words, uint h, uint j) {
   if (ggml<TYPE>::BITS == 6) {
     w |= (words[TILE_ROWS * h] >> 2 * j & 0x03030303) << 4;
   }
+  if (!ggml<TYPE>::HAS_TABLE) {
+    return bytes_as_floats(w) - float(ggml<TYPE>::MIDDLE);
+  }
   const uint4 q = uint4(w, w >> 8, w >> 16, w >> 24) & 255;
   if (TYPE == IQ4_NL) {
     return float4(NON_LINEAR[q.x], NON_LINEAR[q.y], NON_LINEAR[q.z], NON_LINEAR[q.w]);
   }
-  if (TYPE == MXFP4) {
-    return float4(TWICE_E2M1[q.x], TWICE_E2M1[q.y], TWICE_E2M1[q.z], TWICE_E2M1[q.w]);
-  }
-  return float4(q) - float(ggml<TYPE>::MIDDLE);
+  return float4(TWICE_E2M1[q.x], TWICE_E2M1[q.y], TWICE_E2M1[q.z], TWICE_E2M1[q.w]);
 }
 
 template <typename T, int TYPE, int COLUMNS>
-[[max_total_threads_per_threadgroup(256)]] kernel void matmul_ggml(
+[[max_total_threads_per_threadgroup(256)]] kernel void matmul_ggml_tiles(
     device const T* x [[buffer(0)]],
     device const uchar* tiles [[buffer(1)]],
     device T* y [[buffer(2)]],
@@ -192,15 +229,4 @@ template <int TYPE>
     }
   }
   tiles[(ulong(at.z) * count + at.y) * size + at.x] = uchar(found);
-}
-
-template <typename T, int TYPE>
-[[max_total_threads_per_threadgroup(256)]] kernel void dequantize_rows(
-    device const uchar* blocks [[buffer(0)]],
-    device T* y [[buffer(1)]],
-    constant uint& n [[buffer(2)]],
-    uint2 at [[thread_position_in_grid]]) {
-  const uint values = ggml<TYPE>::VALUES;
-  blocks += (ulong(at.y) * (n / values) + at.x / values) * ggml<TYPE>::BYTES;
-  y[ulong(at.y) * n + at.x] = T(ggml_value<TYPE>(blocks, at.x % values));
 }

@@ -212,7 +212,7 @@ def _examples(name: str) -> None:
 
     @_backward.example
     def _(dtype: torch.dtype) -> Example:
-        return Example((torch.randn(3, 19).to(dtype), _blocks(f, 19), f.id), reduces_over=19)
+        return Example((torch.randn(3, 40).to(dtype), _blocks(f, 40), f.id), reduces_over=40)
 
     @_pack.example
     def _(dtype: torch.dtype) -> Example:

@@ -231,7 +231,7 @@ def pack_int8(q: QuantizedInt8) -> Tensor:
 
 
 def _examples(ops: _Ops, make: Any, symmetric: bool) -> None:
-    K, N = 100, 19
+    K, N = 100, 40
 
     def weight(dtype: torch.dtype) -> tuple[Any, ...]:
         q = make(torch.randn(N, K), 32, symmetric=symmetric)
