@@ -8,11 +8,11 @@ from torch import Tensor
 
 from metalcore.ops.attention.paged_attention import paged_attention
 from metalcore.patch.attention_masks import Seen
-from metalcore.patch.paged_layer import PagedLayer
+from metalcore.patch.paged_layer import Pages
 
 
 def attend_pages(
-    query: Tensor, layer: PagedLayer, mask: Tensor | None, seen: Seen, **options: Any
+    query: Tensor, layer: Pages, mask: Tensor | None, seen: Seen, **options: Any
 ) -> Tensor | None:
     """[B, H, Tq, D], or None for what pages are not read for: then the keys are needed in one
     piece. `mask` [B, 1, 1, Tk] tells which keys are no padding."""
@@ -21,9 +21,8 @@ def attend_pages(
         return None
     if mask is None:
         pages = (layer.k, layer.v, layer.table)
-        lengths = torch.full(query.shape[:1], layer.length, dtype=torch.int32, device=query.device)
         how = {"window": seen.window, **_scales(layer), **options}
-        out: Tensor = paged_attention(query, *pages, lengths, **how)
+        out: Tensor = paged_attention(query, *pages, layer.lengths, **how)
         return out
     if not seen.is_padded or queries > 1:
         return None
@@ -33,7 +32,7 @@ def attend_pages(
     return _without_padding(query, layer, keys, seen, options)
 
 
-def _scales(layer: PagedLayer) -> dict[str, Tensor | None]:
+def _scales(layer: Pages) -> dict[str, Tensor | None]:
     return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
 
 
@@ -43,7 +42,7 @@ def _is_at_the_start(keys: Tensor) -> bool:
 
 
 def _without_padding(
-    query: Tensor, layer: PagedLayer, keys: Tensor, seen: Seen, options: dict[str, Any]
+    query: Tensor, layer: Pages, keys: Tensor, seen: Seen, options: dict[str, Any]
 ) -> Tensor:
     """One query of each entry, over the rows of its keys."""
     counts = torch.nn.functional.pad(keys.sum(1, dtype=torch.int32).cumsum(0), (1, 0))

@@ -6,7 +6,7 @@ else, who computes with it, gets the keys in one piece.
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,16 +21,40 @@ _GROWTH = 0.5
 _NONE = -1
 
 
+class Pages(Protocol):
+    """What attention reads of a layer."""
+
+    length: int
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    @property
+    def table(self) -> Tensor:
+        """The pages of each entry, [B, n], of which -1 is none."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """The tokens of each entry, [B]."""
+
+    def rows(self) -> Tensor:
+        """Of each key of each entry its row in all pages, [B, T]."""
+
+    def gather(self, is_key: bool, length: int, dtype: torch.dtype) -> Tensor:
+        """The first keys or values in one piece, [B, Hk, T, D]."""
+
+
 class PagedTensor(Tensor):
     """Keys or values [B, Hk, T, D] that lie in the pages of a layer."""
 
-    layer: "PagedLayer"
+    layer: Pages
     fresh: Tensor | None
     _is_key: bool
     _computed: Tensor | None
 
     @staticmethod
-    def __new__(cls, layer: "PagedLayer", is_key: bool, like: Tensor, fresh: bool) -> "PagedTensor":
+    def __new__(cls, layer: Pages, is_key: bool, like: Tensor, fresh: bool) -> "PagedTensor":
         size = (*like.shape[:2], layer.length, like.shape[3])
         made: PagedTensor = Tensor._make_wrapper_subclass(
             cls, size, dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
@@ -127,6 +151,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self._table is None:
             self._table = torch.tensor(self._pages, dtype=torch.int32, device=self.device)
         return self._table
+
+    @property
+    def lengths(self) -> Tensor:
+        """The tokens of each entry, [B]."""
+        size = (len(self._pages),)
+        return torch.full(size, self.length, dtype=torch.int32, device=self.device)
 
     def rows(self) -> Tensor:
         """Of each key of each entry its row in all pages, [B, T]."""
