@@ -11,13 +11,25 @@ PYTHON = sorted(p for root in ("src", "bench", "tests") for p in (ROOT / root).r
 
 # Lower layers first. A module imports its own layer and those below it.
 LAYERS = [
-    {"_empty", "_lazy", "_measure", "_native", "_optional", "_report", "_text", "_torch", "_trace"},
+    {
+        "_command",
+        "_empty",
+        "_lazy",
+        "_measure",
+        "_native",
+        "_optional",
+        "_report",
+        "_text",
+        "_torch",
+        "_trace",
+    },
     {"_autocast", "_autograd", "_check", "_policy"},
     {"_accuracy", "_op", "_route"},
     {"metal", "ops"},
     {"_quantized_layers", "nn", "optim", "attn", "linalg", "precise", "quant", "train", "xlstm"},
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
     {"chat", "finetune"},
+    {"serve", "cli_serve"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]

@@ -2,15 +2,15 @@
 """The `metalcore` command."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from metalcore import cli_serve
+from metalcore._command import errors_are_messages, use_threads
 
 app = typer.Typer(
     name="metalcore",
@@ -246,7 +246,7 @@ def generate(
     from metalcore import chat as it
 
     sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
-    with _errors_are_messages():
+    with errors_are_messages():
         writer = _writer(model, adapter, device, threads)
         given = sys.stdin.read() if prompt is None else prompt
         code = it.run(writer, given, sampling, raw=raw, paths=paths)
@@ -271,7 +271,7 @@ def chat(
     from metalcore import chat as it
 
     sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
-    with _errors_are_messages():
+    with errors_are_messages():
         code = it.chat(_writer(model, adapter, device, threads), sampling, system=system)
     raise typer.Exit(code)
 
@@ -292,7 +292,7 @@ def quantize(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
-    with _errors_are_messages():
+    with errors_are_messages():
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("quantizing", total=None)
             convert(
@@ -336,8 +336,8 @@ def finetune(
 
     training = it.Training(steps, batch_size, learning_rate, rank, alpha, length, seed)
     console = Console(stderr=True)
-    with _errors_are_messages():
-        _use(threads)
+    with errors_are_messages():
+        use_threads(threads)
         result = it.finetune(
             model, data, out, training, html=html_file, device=device, console=console
         )
@@ -347,25 +347,11 @@ def finetune(
         console.print(f"metalcore chat {model} --adapter {out}", style="bold", highlight=False)
 
 
-def _use(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
 def _writer(model: Path, adapter: Path | None, device: str, threads: int | None) -> Any:
     from metalcore.chat import Writer
 
-    _use(threads)
+    use_threads(threads)
     return Writer(model, adapter=adapter, device=device)
 
 
-@contextmanager
-def _errors_are_messages() -> Iterator[None]:
-    """What is wrong with a file or an option is said in a line, without a stack."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(1) from error
+app.command("serve")(cli_serve.serve)
