@@ -66,8 +66,10 @@ clean:
 
 build: .venv/build.ok
 
-.venv/build.ok: .venv/requirements.ok pyproject.toml CMakeLists.txt $(filter csrc/%,$(CODE)) $(PACKAGES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps $(SETTINGS) --editable .
+# Both distributions of the repository; `metalcore` was the name of the first in old checkouts.
+.venv/build.ok: .venv/requirements.ok pyproject.toml release/mslsim/pyproject.toml CMakeLists.txt $(filter csrc/%,$(CODE)) $(PACKAGES)
+	@$(BIN)/pip uninstall --quiet --yes metalcore 2>/dev/null
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps $(SETTINGS) --editable . --editable release/mslsim
 	@touch $@
 
 .venv/requirements.ok: requirements.txt

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What figures belong to: the machine, its threads and the versions."""
 
-import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import datetime, timezone
 import torch
 
 from metalcore import _native
+from metalcore._installed import own_version
 from metalcore._measure import processor
 
 
@@ -49,7 +49,7 @@ def this_machine(device: str) -> Machine:
         device=device,
         kernels=_native.isa or f"none ({_native.problem})",
         torch=torch.__version__,
-        metalcore=importlib.metadata.version("metalcore"),
+        metalcore=own_version(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         load=round(os.getloadavg()[0], 2),
     )

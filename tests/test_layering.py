@@ -14,6 +14,7 @@ LAYERS = [
     {
         "_command",
         "_empty",
+        "_installed",
         "_lazy",
         "_measure",
         "_native",

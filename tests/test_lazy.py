@@ -25,7 +25,7 @@ def python(code: str) -> str:
 def test_import_loads_neither_ops_nor_what_prints_or_patches() -> None:
     code = "import metalcore, sys; print(*(m for m in sys.modules if m.startswith('metalcore.')))"
     assert set(python(code + "; print('rich' in sys.modules)").split()) == {
-        *("metalcore._check", "metalcore._lazy", "metalcore._native"),
+        *("metalcore._check", "metalcore._installed", "metalcore._lazy", "metalcore._native"),
         *("metalcore._policy", "metalcore._torch"),
         "False",
     }

@@ -7,7 +7,12 @@ name is loaded when it is first asked for.
 
 from typing import Any
 
-from metalcore import _lazy, _native, _policy, _torch
+from metalcore import _installed
+
+_installed.expect_one_owner()
+_installed.expect_torch()
+
+from metalcore import _lazy, _native, _policy, _torch  # noqa: E402  (they import torch)
 
 _native.load()
 _policy.tune_cpu_kernels()
@@ -19,10 +24,5 @@ _attribute, __dir__, __all__ = _lazy.attach(__name__)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("metalcore")
-        except PackageNotFoundError:  # a copy inside of another package
-            return "0+unknown"
+        return _installed.own_version()
     return _attribute(name)

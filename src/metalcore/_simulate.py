@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mslsim
 from metalcore import _torch
+from metalcore._optional import need
 from metalcore._trace import WatchingMode, tensors, trace
 from metalcore.metal import source
 from metalcore.metal.plans import PLANS
@@ -61,9 +61,15 @@ class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
 
 
 @cache
+def _mslsim() -> Any:
+    return need("mslsim", "simulate")
+
+
+@cache
 def _backend(checks: str | frozenset[str]) -> Backend:
+    _mslsim()
     runner = Runner if checks == "none" else CheckedRunner
-    return Backend("sim", lambda text: mslsim.compile_shader(text, checks), runner)
+    return Backend("sim", lambda text: _mslsim().compile_shader(text, checks), runner)
 
 
 class CheckedRunner(Runner):
@@ -77,7 +83,7 @@ class CheckedRunner(Runner):
     def _filled(self, args: Sequence[Any]) -> Slots:
         slots = super()._filled(args)
         made = (slots[slot] for slot, _ in self._made)
-        memory = {_storage(x): mslsim.uninitialized(x) for x in made if x.numel()}
+        memory = {_storage(x): _mslsim().uninitialized(x) for x in made if x.numel()}
         return [*slots, memory]
 
     def _bound(self, step: Step) -> Action:
@@ -119,7 +125,7 @@ class _Output:
     def __init__(self, x: Tensor, is_read: bool) -> None:
         self._original = x.untyped_storage()
         self._storage = self._original.clone() if is_read else self._original
-        self._mark = mslsim.uninitialized(
+        self._mark = _mslsim().uninitialized(
             self._view(x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0))
         )
 

@@ -169,6 +169,11 @@ def demo(
     device: Annotated[str | None, typer.Option(help="cpu or mps; default the best.")] = None,
 ) -> None:
     """Train a small language model with and without metalcore, side by side."""
+    from metalcore._optional import need
+
+    with errors_are_messages():
+        for package in ("transformers", "mslsim"):
+            need(package, "metalcore demo")
     from metalcore.demo import run
 
     raise typer.Exit(run(steps, html_file, device))

@@ -51,7 +51,7 @@ def examine() -> dict[str, Any]:
 
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version(), "os": platform.platform()}
-    for package in ("metalcore", "torch", "transformers", "mlx", "ziglang"):
+    for package in ("metalcore-torch", "mslsim", "torch", "transformers", "mlx", "ziglang"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .compiler import PACKAGE
-from .frontend.kernels import Kernel
 from .frontend.rewrite import symbol
+from .text.kernels import Kernel
 
 # Passes of opt: first the collectives must be seen with what they do, then address spaces.
 _INLINE = "always-inline,inline,function(sroa,early-cse,simplifycfg)"

@@ -19,14 +19,14 @@ from . import swizzles
 from .cache import digest, entry
 from .compiler import PACKAGE, CommandFailed, included, toolchain
 from .contract import fuse_all
-from .frontend.kernels import Kernel
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend.rewrite import symbol, threadgroup_names
 from .frontend.structs import find_structs
-from .frontend.tokens import SyntaxProblem
 from .report import CompileError, Finding
 from .sites import Site, add_sites, blocking_functions
 from .slots import Counted, count_blocks
+from .text.kernels import Kernel
+from .text.tokens import SyntaxProblem
 
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
@@ -73,6 +73,7 @@ def _makers() -> str:
         PACKAGE / "contract.py",
         PACKAGE / "sites.py",
         *sorted((PACKAGE / "frontend").glob("*.py")),
+        *sorted((PACKAGE / "text").glob("*.py")),
     ]
     return digest(*(file.read_bytes() for file in files))
 

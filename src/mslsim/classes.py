@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .frontend.kernels import Kernel
 from .shared import POINTER, Shared
 from .sites import Locations
 from .ssa import Function, Instruction, split, typed
+from .text.kernels import Kernel
 from .values import Values
 from .worker import BUFFERS
 

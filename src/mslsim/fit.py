@@ -17,13 +17,13 @@ from . import agx
 from .build import Builder
 from .codesize import code_of, largest_loop
 from .compiler import PACKAGE
-from .frontend.kernels import Kernel
 from .frontend.rewrite import symbol
 from .pressure import Liveness, is_long_division, peaks
 from .registers import Array, arrays_in_memory
 from .shared import Shared
 from .sites import Locations
 from .ssa import Function, read
+from .text.kernels import Kernel
 from .values import Values
 
 # Half registers of a thread, and the largest threadgroup of threads with so many, on M1 and M2.

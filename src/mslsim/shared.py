@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from .frontend.kernels import Kernel
 from .ssa import Function, Instruction, split, typed
+from .text.kernels import Kernel
 
 # Bytes of msl::Arguments and msl::Group (machine/abi.h).
 POINTER = 8

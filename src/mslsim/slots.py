@@ -14,10 +14,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from .classes import ACCESS_BYTES, Code, classify, inside_simdgroup, pointer_of, type_of
-from .frontend.kernels import Kernel
 from .frontend.rewrite import symbol
 from .sites import Locations
 from .ssa import Instruction, read
+from .text.kernels import Kernel
 
 MAX_THREADS = 1024
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "bfloat": 2, "i64": 8, "ptr": 8, "double": 8}

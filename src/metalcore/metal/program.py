@@ -19,7 +19,7 @@ from metalcore.metal import source
 from metalcore.metal.buffer import Buffer as Buffer
 from metalcore.metal.buffer import Number as Number
 from metalcore.metal.buffer import strides
-from mslsim.signature import Parameter, Signature
+from metalcore.metal.text.signature import Parameter, Signature
 
 SIMD_WIDTH = 32
 MAX_THREADS_PER_GROUP = 1024

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mslsim.signature import Signature, read_signatures, without_kernels
+from metalcore.metal.text.signature import Signature, read_signatures, without_kernels
 
 _HERE = Path(__file__).parent
 

@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Callable
 
-from .tokens import Stream
+from ..text.tokens import Stream
 
 _SUFFIX = re.compile(r"\b(\d+)[uUlL]+\b")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ..compiler import CommandFailed, Toolchain
 from ..report import CompileError, Finding
-from .kernels import Found, Kernel, find_kernels
+from ..text.kernels import Found, Kernel, find_kernels
+from ..text.scopes import find_scopes, functions_reaching
+from ..text.tokens import Stream, SyntaxProblem, tokenize
 from .rewrite import Constants, Rewriter
-from .scopes import find_scopes, functions_reaching
 from .strict import strictness
-from .tokens import Stream, SyntaxProblem, tokenize
 
 # Headers that the machine provides; a kernel source includes them by name.
 _STANDARD = [

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 
 from ..report import Finding
-from .scopes import Function, Scopes
-from .tokens import ADDRESS_SPACES, Stream, split_top_level
+from ..text.scopes import Function, Scopes
+from ..text.tokens import ADDRESS_SPACES, Stream, split_top_level
 
 _SCALARS = "bool|char|uchar|short|ushort|int|uint|long|ulong|half|bfloat|float"
 _BUILT_IN = re.compile(

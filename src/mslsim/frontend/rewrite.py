@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ..text.kernels import Found, Kernel, Parameter, is_image
+from ..text.storage import threadgroup_storage
+from ..text.tokens import ADDRESS_SPACES, Stream, split_top_level
 from .constants import constant_index
-from .kernels import Found, Kernel, Parameter, is_image
-from .storage import threadgroup_storage
-from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
 Constants = Mapping[int, bool | int | float]
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from ..report import Finding
-from .kernels import Found
+from ..text.kernels import Found
+from ..text.scopes import Function, Scopes, find_scopes
+from ..text.tokens import Stream, split_top_level
 from .pointers import pointer_findings
-from .scopes import Function, Scopes, find_scopes
-from .tokens import Stream, split_top_level
 
 LAST_BUFFER = 30
 FIRST_BFLOAT_VERSION = 310

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from ..text.tokens import ADDRESS_SPACES, Stream, split_top_level
 from .constants import integer_value
-from .tokens import ADDRESS_SPACES, Stream, split_top_level
 
 # Name, type and number of elements of a member; 0 elements: no array. A pointer's type ends in *.
 Member = tuple[str, str, int]
