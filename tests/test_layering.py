@@ -25,7 +25,7 @@ LAYERS = [
         "_trace",
     },
     {"_autocast", "_autograd", "_check", "_policy"},
-    {"_accuracy", "_op", "_route"},
+    {"_accuracy", "_op", "_route", "_sharding"},
     {"metal", "ops"},
     {"_quantized_layers", "nn", "optim", "attn", "linalg", "precise", "quant", "train", "xlstm"},
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},

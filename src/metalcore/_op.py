@@ -21,6 +21,7 @@ from metalcore._autograd import as_one_batch, as_tuple, differentiable, one_by_o
 from metalcore._check import forbid_reference, refuse_gradient, refuse_tangents
 from metalcore._lazy import Registry, define
 from metalcore._route import is_left_to_compiler
+from metalcore._sharding import Rule, Sharding, are_sharded
 
 library = torch.library.Library("metalcore_kernels", "DEF")
 """Where kernels are registered."""
@@ -49,8 +50,10 @@ class Composition:
 
     all: ClassVar[Registry["Composition"]] = Registry()
 
-    def __init__(self, schema: str, *, batched: bool = False) -> None:
-        """`batched`: every tensor has the same leading batch dimensions, any number of them."""
+    def __init__(self, schema: str, *, batched: bool = False, sharding: Rule | None = None) -> None:
+        """`batched`: every tensor has the same leading batch dimensions, any number of them.
+        `sharding`: of which dimensions processes may have parts (`_sharding.py`); without it, that
+        is for the ops to say that it is composed of."""
         self.name = schema.split("(", 1)[0]
         self.schema = schema
         self._vmap = (as_one_batch if batched else one_by_one)(self)
@@ -61,6 +64,13 @@ class Composition:
         self.arguments = self._overload._schema.arguments
         self._has_lists = any(str(a.type) == "List[Tensor]" for a in self.arguments)
         self._tensors = [i for i, a in enumerate(self.arguments) if str(a.type) in _TENSORS]
+        written = [i for i, a in enumerate(self.arguments) if a.is_write]
+        results = len(self._overload._schema.returns)
+        self.sharding = (
+            None
+            if sharding is None
+            else Sharding(self.name, sharding, self._tensors, written, results)
+        )
         self._compute: Function
         self._recorded: Function = self._refuse_to_record
         self.meaning: Function
@@ -77,6 +87,8 @@ class Composition:
         return self._call(*args)
 
     def _call(self, *args: Any) -> Any:
+        if are_sharded(args) and self.sharding is not None:
+            return self.sharding.compute(self._call, args)
         if _is_transformed() or _has_dual_level():
             return self._recorded(*args)
         if _is_grad_enabled():
@@ -174,8 +186,9 @@ class Op(Composition):
 
     all: ClassVar[Registry["Op"]] = Registry()  # type: ignore[assignment]
 
-    def __init__(self, schema: str, *, batched: bool = False) -> None:
-        super().__init__(schema, batched=batched)
+    def __init__(self, schema: str, *, batched: bool = False, sharding: Rule = "") -> None:
+        """`sharding`: as for a Composition; without it, tensors that are sharded are gathered."""
+        super().__init__(schema, batched=batched, sharding=sharding)
         kernel = define(library, schema, tags=_TAGS)._op
         written = [i for i, a in enumerate(self.arguments) if a.is_write]
 

@@ -24,14 +24,31 @@ from metalcore.ops.attention._arguments import (
 _MASKS = "Tensor? mask, Tensor? alibi_slopes, Tensor? sinks"
 _STARTS = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
 _NUMBERS = "float scale, float? softcap, int? left, int? right"
+
+
+def _letters(q: Any, k: Any, *_: Any) -> str:
+    # one head of keys for all queries is repeated, and its gradients are sums over heads
+    h = "H" if k.shape[1] == 1 < q.shape[1] else "h"
+    return f"bhQD, b{h}KD, b{h}KE, bhQK, bh, h, S, S -> bhQE, bhQ"
+
+
+def _letters_of_backward(dout: Any, dlse: Any, out: Any, lse: Any, *forward: Any) -> str:
+    inputs, _, _ = _letters(*forward).partition(" ->")
+    q, k, v = inputs.split(", ")[:3]
+    sinks = "Z" if forward[5] is None else "h"
+    return f"bhQE, bhQ, bhQE, bhQ, {inputs} -> {q}, {k}, {v}, {sinks}"
+
+
 _forward = Op(
     f"attention(Tensor q, Tensor k, Tensor v, {_MASKS}, {_STARTS}, {_NUMBERS})"
-    " -> (Tensor out, Tensor lse)"
+    " -> (Tensor out, Tensor lse)",
+    sharding=_letters,
 )
 _backward = Op(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k,"
     f" Tensor v, {_MASKS}, {_STARTS}, {_NUMBERS})"
-    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
+    sharding=_letters_of_backward,
 )
 
 

@@ -28,7 +28,8 @@ from metalcore.ops.attention.attention import attention_meaning
 _decode = Op(
     "attention_decode(Tensor q, Tensor k, Tensor v, Tensor? k_scale, Tensor? v_scale,"
     " Tensor? lengths, Tensor? alibi_slopes, Tensor? sinks, float scale, float? softcap,"
-    " int? left) -> (Tensor out, Tensor lse)"
+    " int? left) -> (Tensor out, Tensor lse)",
+    sharding="bhQD, bhTD, bhTE, bhT, bhT, b, bh, h -> bhQE, bhQ",
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention over keys and values in pages of one cache, which many sequences share."""
 
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -33,11 +33,19 @@ from metalcore.ops.attention._eight_bit import (
 )
 from metalcore.ops.attention.attention import attention_meaning
 
+
+def _letters(*args: Any) -> str:
+    b = "b" if args[7] is None else "B"
+    cache = "PShD, PShE, PSh, PSh"
+    return f"{b}hQD, {cache}, {b}N, {b}, C, C, {b}h, h -> {b}hQE, {b}hQ"
+
+
 _paged = Op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? k_scale, Tensor? v_scale,"
     " Tensor block_table, Tensor? lengths, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
     " Tensor? alibi_slopes, Tensor? sinks, float scale, float? softcap, int? left)"
-    " -> (Tensor out, Tensor lse)"
+    " -> (Tensor out, Tensor lse)",
+    sharding=_letters,
 )
 
 

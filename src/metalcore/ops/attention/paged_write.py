@@ -18,7 +18,8 @@ from metalcore.ops.attention._eight_bit import CODES, as_codes, encoded, expect_
 
 _write = Op(
     "paged_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache,"
-    " Tensor(c!)? k_scale, Tensor(d!)? v_scale, Tensor slots) -> ()"
+    " Tensor(c!)? k_scale, Tensor(d!)? v_scale, Tensor slots) -> ()",
+    sharding="BhTD, BhTE, PShD, PShE, PSh, PSh, BT -> ",
 )
 
 

@@ -15,7 +15,11 @@ from metalcore.ops.linalg.trsm import trsm
 _route = Matrices("cholesky", lambda A: (_positive_definite(A),), square=True)
 set_accuracy("cholesky", 8.0)
 
-_forward = Op("cholesky(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
+_forward = Op(
+    "cholesky(Tensor A, bool upper) -> (Tensor L, Tensor info)",
+    batched=True,
+    sharding="*NN -> *NN, *",
+)
 
 
 def cholesky(

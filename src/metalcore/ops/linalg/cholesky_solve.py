@@ -23,7 +23,11 @@ from metalcore.ops.linalg.trsm import well_conditioned
 _route = Systems("cholesky_solve", "", lambda B: (B, well_conditioned(B).tril()))
 set_accuracy("cholesky_solve", 16.0)
 
-_forward = Op("cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor", batched=True)
+_forward = Op(
+    "cholesky_solve(Tensor B, Tensor L, bool upper) -> Tensor",
+    batched=True,
+    sharding="*Nk, *NN -> *Nk",
+)
 
 
 def cholesky_solve(B: Tensor, L: Tensor, *, upper: bool = False) -> Tensor:

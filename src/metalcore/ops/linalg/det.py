@@ -16,7 +16,11 @@ _det_route = Matrices("det", square=True)
 _slogdet_route = Matrices("slogdet", square=True)
 set_accuracy("det", 8.0)
 
-_forward = Op("det(Tensor A) -> (Tensor det, Tensor sign, Tensor logabsdet)", batched=True)
+_forward = Op(
+    "det(Tensor A) -> (Tensor det, Tensor sign, Tensor logabsdet)",
+    batched=True,
+    sharding="*NN -> *, *, *",
+)
 
 
 def det(A: Tensor) -> Tensor:

@@ -25,8 +25,16 @@ _values_route = Matrices("eigvalsh", lambda A: (A + A.mT,), square=True)
 set_accuracy("eigh", 8.0)
 set_accuracy("eigvalsh", 8.0)
 
-_forward = Op("eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)", batched=True)
-_values = Op("eigvalsh(Tensor A, bool upper) -> (Tensor L, Tensor info)", batched=True)
+_forward = Op(
+    "eigh(Tensor A, bool upper) -> (Tensor L, Tensor Q, Tensor info)",
+    batched=True,
+    sharding="*NN -> *N, *NN, *",
+)
+_values = Op(
+    "eigvalsh(Tensor A, bool upper) -> (Tensor L, Tensor info)",
+    batched=True,
+    sharding="*NN -> *N, *",
+)
 
 
 def eigh(

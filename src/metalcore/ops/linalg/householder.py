@@ -16,8 +16,14 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 
-_vector = Op("householder_vector(Tensor x) -> (Tensor v, Tensor tau)", batched=True)
-_apply = Op("apply_householder(Tensor A, Tensor v, Tensor tau, bool left) -> Tensor", batched=True)
+_vector = Op(
+    "householder_vector(Tensor x) -> (Tensor v, Tensor tau)", batched=True, sharding="*N -> *N, *"
+)
+_apply = Op(
+    "apply_householder(Tensor A, Tensor v, Tensor tau, bool left) -> Tensor",
+    batched=True,
+    sharding="*MN, *K, * -> *MN",
+)
 
 
 def householder_vector(x: Tensor) -> tuple[Tensor, Tensor]:

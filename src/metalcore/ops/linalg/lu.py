@@ -14,7 +14,9 @@ from metalcore._route import Matrices
 _route = Matrices("lu")
 set_accuracy("lu", 8.0)
 
-_forward = Op("lu(Tensor A) -> (Tensor P, Tensor L, Tensor U)", batched=True)
+_forward = Op(
+    "lu(Tensor A) -> (Tensor P, Tensor L, Tensor U)", batched=True, sharding="*MN -> *MM, *MK, *KN"
+)
 
 
 def lu(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -37,7 +37,7 @@ _SVD_UP_TO = 64
 
 set_accuracy("orthogonalize", 16.0)
 
-_by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True)
+_by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True, sharding="*MN -> *MN")
 _polar = Composition("polar(Tensor A) -> Tensor", batched=True)
 
 

@@ -15,7 +15,9 @@ _MODES = ("reduced", "complete", "r")
 _route = Matrices("qr")
 set_accuracy("qr", 16.0)
 
-_forward = Op("qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True)
+_forward = Op(
+    "qr(Tensor A, str mode) -> (Tensor Q, Tensor R)", batched=True, sharding="*MN -> *MK, *KN"
+)
 
 
 def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:

@@ -21,7 +21,11 @@ from metalcore.ops.linalg._systems import are_vectors, as_right_sides
 
 _route = Matrices("solve", lambda A: (A, A[..., :1]), square=True)
 set_accuracy("solve", 8.0)
-forward = Op("solve(Tensor A, Tensor B, bool refine) -> (Tensor X, Tensor info)", batched=True)
+forward = Op(
+    "solve(Tensor A, Tensor B, bool refine) -> (Tensor X, Tensor info)",
+    batched=True,
+    sharding="*NN, *Nk -> *Nk, *",
+)
 
 
 def solve(

@@ -27,11 +27,13 @@ set_accuracy("svd", 8.0)
 _forward = Op(
     "svd(Tensor A, bool full_matrices) -> (Tensor U, Tensor S, Tensor V, Tensor info)",
     batched=True,
+    sharding="*MN -> *MK, *K, *NL, *",
 )
-_values = Op("svdvals(Tensor A) -> (Tensor S, Tensor info)", batched=True)
+_values = Op("svdvals(Tensor A) -> (Tensor S, Tensor info)", batched=True, sharding="*MN -> *K, *")
 _solve = Op(
     "svd_solve(Tensor A, Tensor B, Tensor rcond) -> (Tensor X, Tensor S, Tensor rank, Tensor info)",
     batched=True,
+    sharding="*MN, *MK, * -> *NK, *L, *, *",
 )
 
 

@@ -18,6 +18,7 @@ set_accuracy("trsm", 8.0)
 _forward = Op(
     "trsm(Tensor A, Tensor B, bool lower, bool transpose, bool unit_diagonal) -> Tensor",
     batched=True,
+    sharding="*NN, *Nk -> *Nk",
 )
 
 

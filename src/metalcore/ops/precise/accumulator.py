@@ -21,7 +21,7 @@ _LIMBS, _LOWEST, _WIDTH = 134, -2176, 139
 # Limbs have 31 bits to spare.
 _MOST_MERGES = 2**30
 
-_forward = Op("precise_limbs(Tensor x) -> Tensor", batched=True)
+_forward = Op("precise_limbs(Tensor x) -> Tensor", batched=True, sharding="*N -> *L")
 
 
 class Accumulator:

@@ -10,7 +10,7 @@ from metalcore._check import expect_dim, expect_float
 from metalcore._op import Example, Op
 from metalcore.ops.precise._levels import LEVELS, level_number, widest
 
-_forward = Op("precise_cumsum(Tensor x, int level) -> Tensor", batched=True)
+_forward = Op("precise_cumsum(Tensor x, int level) -> Tensor", batched=True, sharding="*N -> *N")
 
 
 def cumsum(x: Tensor, dim: int = -1, *, level: str = "compensated") -> Tensor:

@@ -11,7 +11,11 @@ from metalcore._check import expect_broadcast, expect_float, expect_same_device,
 from metalcore._op import Example, Op
 from metalcore.ops.precise._levels import LEVELS, as_rows, kept_dims, level_number, widest
 
-_forward = Op("precise_dot(Tensor x, Tensor y, int level, bool root) -> Tensor", batched=True)
+_forward = Op(
+    "precise_dot(Tensor x, Tensor y, int level, bool root) -> Tensor",
+    batched=True,
+    sharding="*N, *N -> *",
+)
 
 
 def dot(

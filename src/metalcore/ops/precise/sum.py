@@ -11,7 +11,9 @@ from metalcore._check import expect_float
 from metalcore._op import Example, Op
 from metalcore.ops.precise._levels import LEVELS, as_rows, kept_dims, level_number, widest
 
-_forward = Op("precise_sum(Tensor x, int level, bool mean) -> Tensor", batched=True)
+_forward = Op(
+    "precise_sum(Tensor x, int level, bool mean) -> Tensor", batched=True, sharding="*N -> *"
+)
 
 
 def sum(

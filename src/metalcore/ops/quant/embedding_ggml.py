@@ -25,7 +25,8 @@ from metalcore.ops.quant._ggml import (
 from metalcore.ops.quant.quantize_ggml import expect_dtype, quantize_meaning
 
 _embedding = Op(
-    "embedding_ggml(Tensor indices, Tensor blocks, int type, ScalarType dtype) -> Tensor"
+    "embedding_ggml(Tensor indices, Tensor blocks, int type, ScalarType dtype) -> Tensor",
+    sharding="*, NB -> *K",
 )
 
 

@@ -31,11 +31,20 @@ from metalcore.ops.quant._ggml import (
 from metalcore.ops.quant._tiles import tiles_of
 from metalcore.ops.quant.quantize_ggml import quantize_meaning
 
+
+def _letters(x: Any, blocks: Any, tiles: Any, *_: Any) -> str:
+    # tiles are of 16 rows
+    return "*K, nB, TSB -> *n" if tiles is None else "*K, NB, TSB -> *N"
+
+
 _matmul = Op(
-    "matmul_ggml(Tensor x, Tensor blocks, Tensor? tiles, int type, str activation) -> Tensor"
+    "matmul_ggml(Tensor x, Tensor blocks, Tensor? tiles, int type, str activation) -> Tensor",
+    sharding=_letters,
 )
-_backward = Op("matmul_ggml_backward(Tensor dy, Tensor blocks, int type) -> Tensor")
-_pack = Op("pack_ggml(Tensor blocks, int type) -> Tensor")
+_backward = Op(
+    "matmul_ggml_backward(Tensor dy, Tensor blocks, int type) -> Tensor", sharding="*n, nB -> *K"
+)
+_pack = Op("pack_ggml(Tensor blocks, int type) -> Tensor", sharding="NB -> TSB")
 
 
 def matmul_ggml(

@@ -30,6 +30,12 @@ from metalcore.ops.quant.quantize_int4 import (
 _WEIGHT = "Tensor packed, Tensor scale, Tensor? bias"
 
 
+def _letters(x: Any, packed: Any, scale: Any, bias: Any, tiles: Any, *_: Any) -> str:
+    # tiles are of 16 rows
+    n = "n" if tiles is None else "N"
+    return f"*K, {n}P, {n}G, {n}G, TSB -> *{n}"
+
+
 class _Ops:
     """The ops of weights of so many bits."""
 
@@ -38,12 +44,17 @@ class _Ops:
         self.name = f"matmul_int{bits}"
         self.matmul = Op(
             f"{self.name}(Tensor x, {_WEIGHT}, Tensor? tiles, int group_size, str activation)"
-            " -> Tensor"
+            " -> Tensor",
+            sharding=_letters,
         )
         self.backward = Op(
-            f"{self.name}_backward(Tensor dy, {_WEIGHT}, int group_size, int columns) -> Tensor"
+            f"{self.name}_backward(Tensor dy, {_WEIGHT}, int group_size, int columns) -> Tensor",
+            sharding="*n, nK, nG, nG -> *K",
         )
-        self.pack = Op(f"pack_int{bits}({_WEIGHT}, int group_size, int columns) -> Tensor")
+        self.pack = Op(
+            f"pack_int{bits}({_WEIGHT}, int group_size, int columns) -> Tensor",
+            sharding="NK, NG, NG -> TSB",
+        )
         self.matmul.reference(self._product)
         self.backward.reference(self._dx)
         self.pack.reference(self._tiles)

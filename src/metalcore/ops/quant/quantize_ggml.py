@@ -10,8 +10,10 @@ from metalcore.ops.quant._ggml import FORMATS, dequantized, expect_blocks, forma
 from metalcore.ops.quant._ggml_rules import small_blocks
 from metalcore.ops.quant._ggml_search import large_blocks
 
-_quantize = Op("quantize_ggml(Tensor weight, int type) -> Tensor")
-_dequantize = Op("dequantize_ggml(Tensor blocks, int type, ScalarType dtype) -> Tensor")
+_quantize = Op("quantize_ggml(Tensor weight, int type) -> Tensor", sharding="*K -> *B")
+_dequantize = Op(
+    "dequantize_ggml(Tensor blocks, int type, ScalarType dtype) -> Tensor", sharding="*B -> *K"
+)
 
 # half's largest number: beyond it, scales and offsets of blocks have none
 _LARGEST = 65504.0

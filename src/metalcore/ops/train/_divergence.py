@@ -21,6 +21,15 @@ def reduction_of(op: str, input: Tensor, reduction: str, rows: int) -> tuple[boo
     return reduction != "none", 1 / count if count else math.nan
 
 
+def letters(input: Any, target: Any, parameter: Any, reduce: bool, scale: float) -> str:
+    """What may be split over processes: all dimensions; a loss that is a sum is one over them."""
+    return "*, * -> " if reduce else "*, * -> *"
+
+
+def letters_of_gradient(dloss: Tensor, *_: Any) -> str:
+    return "*, *, * -> *, *" if dloss.dim() else ", *, * -> *, *"
+
+
 def reduced(values: Tensor, input: Tensor, reduce: bool, scale: float) -> Tensor:
     """The loss as an op returns it: in the accumulation type where it is a sum."""
     values = values * scale

@@ -15,7 +15,8 @@ _route = Rows("add_layer_norm", "", lambda x: (x, x.flip(-1), x[0], x[0]), torch
 
 _forward = Op(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps)"
-    " -> (Tensor y, Tensor sum, Tensor mean, Tensor rstd)"
+    " -> (Tensor y, Tensor sum, Tensor mean, Tensor rstd)",
+    sharding="*N, *N, N, N -> *N, *N, *, *",
 )
 
 

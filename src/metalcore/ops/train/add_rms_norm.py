@@ -12,11 +12,13 @@ from metalcore.ops.train.rms_norm import gradient_of_norm, normalise, resolve_ep
 
 _forward = Op(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset)"
-    " -> (Tensor y, Tensor sum, Tensor rstd)"
+    " -> (Tensor y, Tensor sum, Tensor rstd)",
+    sharding="*N, *N, N -> *N, *N, *",
 )
 _in_place = Op(
     "add_rms_norm_(Tensor x, Tensor(a!) residual, Tensor? weight, float eps, float weight_offset)"
-    " -> (Tensor y, Tensor rstd)"
+    " -> (Tensor y, Tensor rstd)",
+    sharding="*N, *N, N -> *N, *",
 )
 
 

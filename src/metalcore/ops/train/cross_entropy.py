@@ -30,15 +30,30 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Rows
 
+
+def _letters(*args: Any) -> str:
+    denominator, reduction = args[3], args[8]
+    if reduction == REDUCTIONS["mean"] and denominator is None:
+        # the count of all targets that count is needed, and no process has it
+        return "NV, N, V, -> , NV"
+    return "nV, n, V, -> n, nV" if reduction == REDUCTIONS["none"] else "nV, n, V, -> , nV"
+
+
+def _letters_in_place(*args: Any) -> str:
+    return _letters(*args).removesuffix("V")
+
+
 forward = Op(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight, Tensor? denominator,"
     " int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction,"
-    " bool need_dlogits) -> (Tensor loss, Tensor dlogits)"
+    " bool need_dlogits) -> (Tensor loss, Tensor dlogits)",
+    sharding=_letters,
 )
 in_place = Op(
     "cross_entropy_(Tensor(a!) logits, Tensor target, Tensor? weight, Tensor? denominator,"
     " int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction)"
-    " -> (Tensor loss, Tensor lse)"
+    " -> (Tensor loss, Tensor lse)",
+    sharding=_letters_in_place,
 )
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}

@@ -27,13 +27,15 @@ MODES = {"sum": 0, "mean": 1, "max": 2}
 _forward = Op(
     "embedding_bag(Tensor weight, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
     " int bag_size, int mode, int padding_idx, bool include_last_offset, bool scale_grad_by_freq,"
-    " bool sparse) -> (Tensor y, Tensor places)"
+    " bool sparse) -> (Tensor y, Tensor places)",
+    sharding="Vn, K, B, K -> Bn, Bn",
 )
 backward = Op(
     "embedding_bag_backward(Tensor dy, Tensor weight, Tensor indices, Tensor? offsets,"
     " Tensor? per_sample_weights, Tensor places, int bag_size, int mode, int padding_idx,"
     " bool include_last_offset, bool scale_grad_by_freq, bool need_per_sample)"
-    " -> (Tensor dweight, Tensor dper_sample)"
+    " -> (Tensor dweight, Tensor dper_sample)",
+    sharding="Bn, Vn, K, B, K, Bn -> Vn, K",
 )
 
 

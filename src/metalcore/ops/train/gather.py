@@ -40,9 +40,11 @@ _scatter_route = Values(
     torch_rounds="all",
 )
 
-_gather = Op("gather(Tensor x, Tensor index) -> Tensor")
-_select = Op("index_select(Tensor x, Tensor index) -> Tensor")
-_scatter_add = Op("scatter_add(Tensor x, Tensor index, Tensor src) -> Tensor")
+_gather = Op("gather(Tensor x, Tensor index) -> Tensor", sharding="oNi, oki -> oki")
+_select = Op("index_select(Tensor x, Tensor index) -> Tensor", sharding="oNi, k -> oki")
+_scatter_add = Op(
+    "scatter_add(Tensor x, Tensor index, Tensor src) -> Tensor", sharding="oNi, oKi, oKi -> oNi"
+)
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:

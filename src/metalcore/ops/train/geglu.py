@@ -11,10 +11,13 @@ from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._elementwise import as_common, as_contiguous, in_memory_order
 from metalcore.ops.train.gelu import gelu_and_slope, is_tanh
 
-_forward = Op("geglu(Tensor gate, Tensor up, bool tanh) -> Tensor", batched=True)
+_forward = Op(
+    "geglu(Tensor gate, Tensor up, bool tanh) -> Tensor", batched=True, sharding="*, * -> *"
+)
 _backward = Op(
     "geglu_backward(Tensor dy, Tensor gate, Tensor up, bool tanh) -> (Tensor dgate, Tensor dup)",
     batched=True,
+    sharding="*, *, * -> *, *",
 )
 
 

@@ -18,10 +18,15 @@ _routes = {
     "tanh": Values("gelu", "tanh", lambda x: (x, "tanh")),
 }
 
-_forward = Op("gelu(Tensor x, bool tanh) -> Tensor", batched=True)
-_backward = Op("gelu_backward(Tensor dy, Tensor x, bool tanh) -> Tensor", batched=True)
-_bias_forward = Op("bias_gelu(Tensor x, Tensor bias, bool tanh) -> Tensor")
-_bias_backward = Op("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, bool tanh) -> Tensor")
+_forward = Op("gelu(Tensor x, bool tanh) -> Tensor", batched=True, sharding="* -> *")
+_backward = Op(
+    "gelu_backward(Tensor dy, Tensor x, bool tanh) -> Tensor", batched=True, sharding="*, * -> *"
+)
+_bias_forward = Op("bias_gelu(Tensor x, Tensor bias, bool tanh) -> Tensor", sharding="*n, n -> *n")
+_bias_backward = Op(
+    "bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, bool tanh) -> Tensor",
+    sharding="*n, *n, n -> *n",
+)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

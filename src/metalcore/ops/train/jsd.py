@@ -15,6 +15,8 @@ from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._divergence import (
     Slopes,
     attach_gradient,
+    letters,
+    letters_of_gradient,
     reduced,
     reduction_of,
     times_slopes,
@@ -24,10 +26,14 @@ from metalcore.ops.train._elementwise import as_common
 # differences of logarithms, of which each is off by eps * |log p|
 set_accuracy("jsd", 16.0)
 
-_forward = Op("jsd(Tensor input, Tensor target, float beta, bool reduce, float scale) -> Tensor")
+_forward = Op(
+    "jsd(Tensor input, Tensor target, float beta, bool reduce, float scale) -> Tensor",
+    sharding=letters,
+)
 _backward = Op(
     "jsd_backward(Tensor dloss, Tensor input, Tensor target, float beta, bool reduce,"
-    " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)"
+    " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)",
+    sharding=letters_of_gradient,
 )
 
 

@@ -8,6 +8,8 @@ from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._divergence import (
     Slopes,
     attach_gradient,
+    letters,
+    letters_of_gradient,
     reduced,
     reduction_of,
     times_slopes,
@@ -15,11 +17,13 @@ from metalcore.ops.train._divergence import (
 from metalcore.ops.train._elementwise import as_common
 
 _forward = Op(
-    "kl_div(Tensor input, Tensor target, bool log_target, bool reduce, float scale) -> Tensor"
+    "kl_div(Tensor input, Tensor target, bool log_target, bool reduce, float scale) -> Tensor",
+    sharding=letters,
 )
 _backward = Op(
     "kl_div_backward(Tensor dloss, Tensor input, Tensor target, bool log_target, bool reduce,"
-    " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)"
+    " float scale, bool need_dtarget) -> (Tensor dinput, Tensor dtarget)",
+    sharding=letters_of_gradient,
 )
 
 

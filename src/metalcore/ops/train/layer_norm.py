@@ -23,12 +23,14 @@ _route = Rows("layer_norm", "", lambda x: (x, x.shape[-1:], x[0], x[0]), torch_r
 
 _forward = Op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps)"
-    " -> (Tensor y, Tensor mean, Tensor rstd)"
+    " -> (Tensor y, Tensor mean, Tensor rstd)",
+    sharding="*N, N, N -> *N, *, *",
 )
 backward = Op(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean,"
     " Tensor rstd, Tensor? dsum, bool need_dweight, bool need_dbias)"
-    " -> (Tensor dx, Tensor dweight, Tensor dbias)"
+    " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    sharding="*N, *N, N, N, *, *, *N -> *N, N, N",
 )
 
 

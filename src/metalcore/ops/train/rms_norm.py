@@ -23,11 +23,13 @@ from metalcore.ops.train._elementwise import sum_rows
 _route = Rows("rms_norm", "", lambda x: (x, x[0]))
 
 forward = Op(
-    "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor y, Tensor rstd)"
+    "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> (Tensor y, Tensor rstd)",
+    sharding="*N, N -> *N, *",
 )
 backward = Op(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, float weight_offset,"
-    " Tensor? dsum, bool need_dweight) -> (Tensor dx, Tensor dweight)"
+    " Tensor? dsum, bool need_dweight) -> (Tensor dx, Tensor dweight)",
+    sharding="*N, *N, N, *, *N -> *N, N",
 )
 
 

@@ -23,9 +23,16 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 
+
+def _letters(q: Any, k: Any, cos: Any, sin: Any, positions: Any, heads_dim: int, *_: Any) -> str:
+    rows, table = ("bhsD", "bshD")[heads_dim - 1], "bsR" if positions is None else "PR"
+    return f"{rows}, {rows}, {table}, {table}, bs -> {rows}, {rows}"
+
+
 _rope = Op(
     "rope(Tensor q, Tensor? k, Tensor cos, Tensor sin, Tensor? positions, int heads_dim,"
-    " int rotary_dim, bool interleaved, bool inverse) -> (Tensor q_out, Tensor k_out)"
+    " int rotary_dim, bool interleaved, bool inverse) -> (Tensor q_out, Tensor k_out)",
+    sharding=_letters,
 )
 
 

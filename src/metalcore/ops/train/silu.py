@@ -14,10 +14,12 @@ from metalcore.ops.train._elementwise import in_memory_order, sum_rows, with_bia
 
 _route = Values("silu")
 
-_forward = Op("silu(Tensor x) -> Tensor", batched=True)
-_backward = Op("silu_backward(Tensor dy, Tensor x) -> Tensor", batched=True)
-_bias_forward = Op("bias_silu(Tensor x, Tensor bias) -> Tensor")
-_bias_backward = Op("bias_silu_backward(Tensor dy, Tensor x, Tensor bias) -> Tensor")
+_forward = Op("silu(Tensor x) -> Tensor", batched=True, sharding="* -> *")
+_backward = Op("silu_backward(Tensor dy, Tensor x) -> Tensor", batched=True, sharding="*, * -> *")
+_bias_forward = Op("bias_silu(Tensor x, Tensor bias) -> Tensor", sharding="*n, n -> *n")
+_bias_backward = Op(
+    "bias_silu_backward(Tensor dy, Tensor x, Tensor bias) -> Tensor", sharding="*n, *n, n -> *n"
+)
 
 
 def silu(x: Tensor) -> Tensor:

@@ -10,8 +10,12 @@ from metalcore._check import expect_float, expect_positive
 from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._elementwise import in_memory_order
 
-_forward = Op("soft_cap(Tensor x, float cap) -> Tensor", batched=True)
-_backward = Op("soft_cap_backward(Tensor dy, Tensor x, float cap) -> Tensor", batched=True)
+_forward = Op("soft_cap(Tensor x, float cap) -> Tensor", batched=True, sharding="* -> *")
+_backward = Op(
+    "soft_cap_backward(Tensor dy, Tensor x, float cap) -> Tensor",
+    batched=True,
+    sharding="*, * -> *",
+)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -21,8 +21,15 @@ _route = Rows("softmax")
 # Over another dimension than the last, which our kernels need copies for.
 _route_across = Values("softmax", "across", lambda x: (x.view(8, -1), 0))
 
-_forward = Op("softmax(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor")
-_backward = Op("softmax_backward(Tensor dy, Tensor y, float scale) -> Tensor", batched=True)
+_forward = Op(
+    "softmax(Tensor x, Tensor? mask, float scale, bool causal) -> Tensor",
+    sharding=lambda x, mask, scale, causal: "*MN, *MN -> *MN" if causal else "*N, *N -> *N",
+)
+_backward = Op(
+    "softmax_backward(Tensor dy, Tensor y, float scale) -> Tensor",
+    batched=True,
+    sharding="*N, *N -> *N",
+)
 
 
 def softmax(

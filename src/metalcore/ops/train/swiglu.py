@@ -11,9 +11,11 @@ from metalcore._op import Example, Op, accumulate
 from metalcore.ops.train._elementwise import as_common, as_contiguous, in_memory_order
 from metalcore.ops.train.silu import silu_slope
 
-_forward = Op("swiglu(Tensor gate, Tensor up) -> Tensor", batched=True)
+_forward = Op("swiglu(Tensor gate, Tensor up) -> Tensor", batched=True, sharding="*, * -> *")
 _backward = Op(
-    "swiglu_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)", batched=True
+    "swiglu_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)",
+    batched=True,
+    sharding="*, *, * -> *, *",
 )
 
 

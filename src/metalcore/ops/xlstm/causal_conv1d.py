@@ -20,10 +20,21 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate
 
 _TAPS = "Tensor weight, Tensor? bias, Tensor? state, bool silu"
-_forward = Op(f"causal_conv1d(Tensor x, {_TAPS}) -> (Tensor y, Tensor last)")
+
+
+def _letters_of_backward(*args: Any) -> str:
+    bias = "d" if args[4] is not None else "Z"
+    return f"bTd, bKd, bTd, dK, d, bKd -> bTd, dK, {bias}, bKd"
+
+
+_forward = Op(
+    f"causal_conv1d(Tensor x, {_TAPS}) -> (Tensor y, Tensor last)",
+    sharding="bTd, dK, d, bKd -> bTd, bKd",
+)
 _backward = Op(
     f"causal_conv1d_backward(Tensor dy, Tensor? dlast, Tensor x, {_TAPS})"
-    " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dstate)"
+    " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dstate)",
+    sharding=_letters_of_backward,
 )
 
 

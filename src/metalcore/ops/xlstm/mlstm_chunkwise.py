@@ -25,14 +25,29 @@ from metalcore.ops.xlstm._mlstm import (
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f"
 _STATES = "Tensor? c, Tensor? n, Tensor? m, Tensor? cu_seqlens"
 _RULE = "float eps, bool sigmoid, bool normalize, bool nx, int chunk_size"
+_LETTERS = "bhTD, bhTD, bhTE, bhT, bhT, bhDE, bhD, bh"
+
+
+def _letters(*args: Any) -> str:
+    words = f"{_LETTERS}, C -> bhTE, bhDE, bhD, bh"
+    return words if args[8] is None else words.replace("b", "B")
+
+
+def _letters_of_backward(*args: Any) -> str:
+    words = f"bhTE, bhDE, bhD, bh, {_LETTERS}, C -> {_LETTERS}"
+    return words if args[12] is None else words.replace("b", "B")
+
+
 _forward = Op(
     f"mlstm_chunkwise({_INPUTS}, {_STATES}, {_RULE})"
-    " -> (Tensor h, Tensor c_last, Tensor n_last, Tensor m_last)"
+    " -> (Tensor h, Tensor c_last, Tensor n_last, Tensor m_last)",
+    sharding=_letters,
 )
 backward = Op(
     "mlstm_chunkwise_backward(Tensor dh, Tensor? dc_last, Tensor? dn_last, Tensor? dm_last,"
     f" {_INPUTS}, {_STATES}, {_RULE}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor di,"
-    " Tensor df, Tensor dc, Tensor dn, Tensor dm)"
+    " Tensor df, Tensor dc, Tensor dn, Tensor dm)",
+    sharding=_letters_of_backward,
 )
 # a gradient is a chain of products: of q and k, with v, over the last states, and of the gates
 set_accuracy("mlstm_chunkwise", 16.0)

@@ -15,7 +15,8 @@ from metalcore.ops.xlstm.mlstm_chunkwise import CHUNK, backward
 _step = Op(
     "mlstm_step(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor c, Tensor n, Tensor m,"
     " float eps, bool sigmoid, bool normalize, bool nx)"
-    " -> (Tensor h, Tensor c_next, Tensor n_next, Tensor m_next)"
+    " -> (Tensor h, Tensor c_next, Tensor n_next, Tensor m_next)",
+    sharding="bhD, bhD, bhE, bh, bh, bhDE, bhD, bh -> bhE, bhDE, bhD, bh",
 )
 set_accuracy("mlstm_step", 16.0)
 
