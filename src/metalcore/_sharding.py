@@ -50,10 +50,10 @@ _modules, _NAME = sys.modules, "torch.distributed.tensor"
 def are_sharded(args: Iterable[Any]) -> bool:
     """Whether DTensors are among the arguments, also in lists."""
     # without them nobody has loaded their module, which takes as long as all of metalcore
-    return _NAME in _modules and any(_is_dtensor(x) for x in tensors(args))
+    return _NAME in _modules and any(is_dtensor(x) for x in tensors(args))
 
 
-def _is_dtensor(x: Any) -> bool:
+def is_dtensor(x: Any) -> bool:
     return type(x).__name__ == "DTensor"
 
 
@@ -104,7 +104,7 @@ def _mesh_of(op: str, args: Sequence[Any]) -> Any:
     meshes = []
     for a in args:
         for x in a if isinstance(a, (list, tuple)) else (a,):
-            if _is_dtensor(x):
+            if is_dtensor(x):
                 meshes.append(x.device_mesh)
             elif isinstance(x, Tensor) and x.dim():
                 way_out = "distribute it too, or give all of them local (to_local)"
@@ -145,10 +145,11 @@ def _choose(mesh: Any, given: list[tuple[Tensor, str]]) -> _Split:
 
 def _letter_of(x: Any, word: str, dim: int) -> str | None:
     """What dimension `dim` of the mesh splits of x."""
-    place = x.placements[dim] if _is_dtensor(x) else None
+    place = x.placements[dim] if is_dtensor(x) else None
     if place is None or not place.is_shard() or x.shape[place.dim] == 1:
         return None
-    return _by_letter(word, x)[place.dim]
+    letter: str = _by_letter(word, x)[place.dim]
+    return letter
 
 
 def _can_split(letter: str, ranks: int, split: _Split) -> bool:
@@ -170,7 +171,7 @@ def _local(x: Any, word: str, split: _Split) -> Tensor:
     """This process's part. Where the op is split and x is not, its gradient is one of a sum."""
     from torch.distributed.tensor import Partial
 
-    if not _is_dtensor(x):
+    if not is_dtensor(x):
         return x  # type: ignore[no-any-return]
     placements = _placements(x, word, split)
     if list(x.placements) != placements:
@@ -186,7 +187,7 @@ def _write_back(x: Any, local: Tensor, word: str, split: _Split) -> None:
     from torch.distributed.tensor import DTensor
 
     placements = _placements(x, word, split)
-    if not _is_dtensor(x) or list(x.placements) == placements:
+    if not is_dtensor(x) or list(x.placements) == placements:
         return
     size = {"shape": x.shape, "stride": x.stride()}
     moved = DTensor.from_local(local, x.device_mesh, placements, run_check=False, **size)

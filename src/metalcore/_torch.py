@@ -5,11 +5,12 @@ A substitute is right and may be slower, or says what does not work. No other fi
 of torch, but for the parts of an op overload that `_op.py` reads.
 """
 
+import gc
 import importlib
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -181,11 +182,21 @@ def has_bfloat16_instructions() -> bool:
 # Parameters of which other processes have parts.
 
 
-def is_sharded(p: torch.Tensor) -> bool:
-    """Whether `p` is a part of a parameter: a DTensor, or what FSDP has flattened."""
-    marks = ("_is_flat_param", "_fsdp_flattened")
-    kinds = {kind.__name__ for kind in type(p).__mro__}
-    return "DTensor" in kinds or any(getattr(p, mark, False) for mark in marks)
+def is_flattened(p: torch.Tensor) -> bool:
+    """Whether `p` is a part of a parameter that FSDP has flattened."""
+    return any(getattr(p, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
+
+
+def are_of_a_stage(params: Iterable[torch.Tensor]) -> bool:
+    """Whether a stage of a pipeline has one of `params`: other processes have other parameters."""
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", ())
+    wanted = {id(p) for p in params}
+    return stage != () and any(
+        id(p) in wanted
+        for x in gc.get_objects()
+        if isinstance(x, stage)
+        for p in x.submod.parameters()
+    )
 
 
 def is_built_for_a_part() -> bool:

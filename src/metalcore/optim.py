@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from metalcore import _native, _torch, _trace
+from metalcore import _native, _shards, _torch, _trace
 from metalcore._check import FLOATS, expect, expect_float, expect_positive
 from metalcore._op import accumulate_dtype
 from metalcore.ops.linalg._muon import newton_schulz
@@ -46,13 +46,16 @@ class AdamW(torch.optim.AdamW):
             all of them, and steps are counted on the CPU.
         differentiable: leave the step to `torch.optim.AdamW`, which records it for autograd.
         clip_norm: scale all gradients down to this global norm, as
-            `torch.nn.utils.clip_grad_norm_` does, but within the step: `p.grad` stays as it is.
-            Not for sharded parameters (FSDP, ZeRO), of which a process knows a part of the norm.
+            `torch.nn.utils.clip_grad_norm_` does, but within the step: `p.grad` stays as it is. Of
+            DTensors (FSDP2, tensor parallel) it is the norm over all shards.
+        process_group: the processes that have the other parts of the parameters, where these are no
+            DTensors (ZeRO, FSDP1, pipelines): `clip_norm` needs it there. All of them step.
         state_bits: 32, or 8 for moments in 8 bits with one scale per 128 values, a quarter of the
             memory. Not for float64 parameters. A saved run goes on bit for bit.
         stochastic_rounding: round bfloat16 parameters up or down by chance, so that steps too
             small for bfloat16 are not lost.
-        seed: of `stochastic_rounding` and of the rounding of moments in 8 bits.
+        seed: of `stochastic_rounding` and of the rounding of moments in 8 bits; shards of DTensors
+            and the parts of a `process_group` get different numbers.
 
     Example:
         >>> optimizer = metalcore.MetalAdamW(model.parameters(), lr=1e-3, clip_norm=1.0)
@@ -81,6 +84,7 @@ class AdamW(torch.optim.AdamW):
         state_bits: int = 32,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        process_group: Any = None,
     ) -> None:
         op = type(self).__name__
         expect(state_bits in (8, 32), op, f"state_bits must be 8 or 32, got {state_bits}")
@@ -94,6 +98,8 @@ class AdamW(torch.optim.AdamW):
         )
         self.clip_norm, self.state_bits = clip_norm, state_bits
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
+        self.process_group = process_group
+        self._is_checked = False
         super().__init__(
             params,
             lr,
@@ -111,18 +117,24 @@ class AdamW(torch.optim.AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as for `torch.optim.AdamW`."""
         super().add_param_group(param_group)
-        if self.clip_norm is not None:
-            params = self.param_groups[-1]["params"]
-            if any(map(_torch.is_sharded, params)) or _torch.is_built_for_a_part():
-                raise ValueError(
-                    f"{type(self).__name__}: clip_norm needs all gradients, and of sharded "
-                    "parameters (FSDP, ZeRO) a process has a part; clip them before the step "
-                    "with what shards them"
-                )
+        params = self.param_groups[-1]["params"]
+        self._is_checked = False
+        if any(map(_torch.is_flattened, params)) or _torch.is_built_for_a_part():
+            self._expect_group("FSDP and ZeRO")
+
+    def _expect_group(self, which: str) -> None:
+        if self.clip_norm is not None and self.process_group is None:
+            raise ValueError(
+                f"{type(self).__name__}: clip_norm needs all gradients, and with {which} a process "
+                "has a part; give process_group=, the processes that have the others, or clip "
+                "before the step"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("clip_norm", "state_bits", "stochastic_rounding", "seed")
-        return super().__getstate__() | {name: getattr(self, name) for name in own}
+        own = ("clip_norm", "state_bits", "stochastic_rounding", "seed", "_is_checked")
+        kept = {name: getattr(self, name) for name in own}
+        # processes that are met again are others
+        return super().__getstate__() | kept | {"process_group": None}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; `closure`, if given, computes the loss that is returned."""
@@ -139,14 +151,25 @@ class AdamW(torch.optim.AdamW):
         return loss
 
     def _step(self) -> None:
-        work = [(group, lists) for group in self.param_groups for lists in self._lists(group)]
+        if not self._is_checked:
+            if self.clip_norm is not None and _torch.are_of_a_stage(self._params()):
+                self._expect_group("pipelines")
+            self._is_checked = True
+        work = [
+            (group, seed, lists)
+            for group in self.param_groups
+            for seed, lists in self._lists(group)
+        ]
+        grads = [p.grad for p in self._params() if p.grad is not None]
         found_inf = getattr(self, "found_inf", None)
-        if not work or (found_inf is not None and found_inf.item() != 0):
+        if found_inf is not None and _shards.is_anywhere(found_inf, grads, self.process_group):
             return
         scale = getattr(self, "grad_scale", None)
         grad_scale = 1.0 if scale is None else float(scale)
-        norm = None if self.clip_norm is None else _norm([lists.grads for _, lists in work])
-        for group, lists in work:
+        norm = None
+        if self.clip_norm is not None and (grads or self.process_group is not None):
+            norm = _shards.norm(grads, self.process_group)
+        for group, seed, lists in work:
             beta1, beta2 = group["betas"]
             adamw_step.step(
                 *lists,
@@ -160,15 +183,16 @@ class AdamW(torch.optim.AdamW):
                 None if norm is None else norm.to(lists.params[0].device),
                 self.clip_norm or 0.0,
                 self.stochastic_rounding,
-                self.seed,
+                seed,
             )
 
     def _params(self) -> Iterator[Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
-    def _lists(self, group: dict[str, Any]) -> list[_Lists]:
-        """The parameters of `group` that have a gradient, with their state, by device."""
-        found: dict[torch.device, _Lists] = {}
+    def _lists(self, group: dict[str, Any]) -> list[tuple[int, _Lists]]:
+        """The parameters of `group` that have a gradient, with their state, by device and by the
+        seed of their part; of DTensors what is local."""
+        found: dict[tuple[torch.device, int], _Lists] = {}
         amsgrad = group["amsgrad"]
         for p in group["params"]:
             grad = p.grad
@@ -182,9 +206,11 @@ class AdamW(torch.optim.AdamW):
                     f"{type(self).__name__}: gradients must be dense, got a sparse one; "
                     "torch.optim.SparseAdam takes those"
                 )
-            lists = found.get(p.device)
+            key = (p.device, self.seed + _shards.number(p, self.process_group))
+            lists = found.get(key)
             if lists is None:
-                lists = found[p.device] = _Lists([], [], [], [], [], [])
+                lists = found[key] = _Lists([], [], [], [], [], [])
+            p, grad, state = _shards.local(p, grad, state)
             if p.dtype not in FLOATS or grad.dtype != p.dtype:
                 p, grad, state = _real_parts(p, grad.to(p.dtype), state)
             lists.params.append(p)
@@ -194,10 +220,10 @@ class AdamW(torch.optim.AdamW):
             if amsgrad:
                 lists.max_exp_avg_sqs.append(state["max_exp_avg_sq"])
             lists.steps.append(state["step"])
-        return list(found.values())
+        return [(seed, lists) for (_, seed), lists in found.items()]
 
     def _begin(self, p: Tensor, state: dict[str, Any], amsgrad: bool) -> None:
-        real = _real(p)
+        real = _real(_shards.part(p))
         expect_float(type(self).__name__, parameter=real)
         if self.state_bits == 8 and real.dtype == torch.float64:
             raise TypeError(
@@ -209,7 +235,9 @@ class AdamW(torch.optim.AdamW):
         state["step"] = torch.tensor(0.0, dtype=step_dtype, device="cpu")
         for name in _MOMENTS[: 3 if amsgrad else 2]:
             state[name] = (
-                empty_moment(real) if self.state_bits == 8 else _native.zeros_like(p, dtype)
+                empty_moment(real)
+                if self.state_bits == 8
+                else _shards.whole(_native.zeros_like(_shards.part(p), dtype), p)
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,23 +276,12 @@ class AdamW(torch.optim.AdamW):
         if name not in _MOMENTS:
             return value
         if self.state_bits == 8:
-            if codes is not None and torch.equal(_expanded(codes, name, value), value):
+            part = _shards.part(_shards.placed(value, p))
+            if codes is not None and torch.equal(_expanded(codes, name, part), part):
                 return codes.to(p.device, copy=True)
-            return quantize(_real(value).to(p.device), name == "exp_avg")
+            return quantize(_real(part).to(p.device), name == "exp_avg")
         dtype = p.dtype if p.is_complex() else accumulate_dtype(p)
-        return torch.empty_like(p, dtype=dtype).copy_(value)
-
-
-def _norm(lists: list[list[Tensor]]) -> Tensor:
-    """The norm over all gradients; several devices meet on the first one's."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for grad in chain.from_iterable(lists):
-        by_device.setdefault(grad.device, []).append(grad)
-    norms: list[Tensor] = [adamw_step.norm(grads) for grads in by_device.values()]
-    if len(norms) == 1:
-        return norms[0]
-    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0]) for n in norms]))
-    return total
+        return torch.empty_like(p, dtype=dtype).copy_(_shards.placed(value, p))
 
 
 def _real(x: Tensor) -> Tensor:
@@ -282,8 +299,8 @@ def _is_eight_bit(value: Any) -> bool:
 
 
 def _expanded(value: Tensor, name: str, p: Tensor) -> Tensor:
-    real = dequantize(value, name == "exp_avg", _real(p))
-    return torch.view_as_complex(real) if p.is_complex() else real
+    real = dequantize(value, name == "exp_avg", _real(_shards.part(p)))
+    return _shards.whole(torch.view_as_complex(real) if p.is_complex() else real, p)
 
 
 class Muon(torch.optim.Muon):
@@ -315,7 +332,8 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        updates = [self._momentum(p, group) for p in params]
+        # of a shard nothing can be made orthogonal
+        updates = [_shards.gathered(self._momentum(p, group)) for p in params]
         first = _wide(updates[0])[None]
         directions = newton_schulz(
             first if len(updates) == 1 else torch.stack([_wide(u) for u in updates]),
@@ -329,8 +347,10 @@ class Muon(torch.optim.Muon):
             scale = max(1.0, rows / columns) ** 0.5
             if group["adjust_lr_fn"] == "match_rms_adamw":
                 scale = 0.2 * max(rows, columns) ** 0.5
-            p.mul_(1 - lr * group["weight_decay"])
-            p.add_(direction.mT if rows > columns else direction, alpha=-lr * scale)
+            direction = direction.mT if rows > columns else direction
+            own = _shards.part(p)
+            own.mul_(1 - lr * group["weight_decay"])
+            own.add_(_shards.part(_shards.placed(direction, p)), alpha=-lr * scale)
 
     def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """What is to be orthogonalized: the momentum, one step ahead where it is Nesterov's."""

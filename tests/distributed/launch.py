@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 CHECKS: dict[str, Callable[[], Any]] = {}
 _SECONDS = 300
+ALLOWED = 1e-4
+"""How far a parameter may be from what one process trains."""
 
 
 class Outcome(NamedTuple):
