@@ -92,6 +92,30 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return metalcore.gelu(x, approximate="tanh")
 
 
+def _queries(length: int, keys: int) -> Callable[[torch.dtype], list[Tensor]]:
+    return lambda dtype: [
+        torch.randn(1, heads, rows, 128, dtype=dtype)
+        for heads, rows in ((8, length), (2, keys), (2, keys))
+    ]
+
+
+def _int4(rows: int) -> Callable[[torch.dtype], list[Tensor]]:
+    def inputs(dtype: torch.dtype) -> list[Tensor]:
+        q = metalcore.quantize_int4(torch.randn(256, 4096, dtype=dtype))
+        assert q.bias is not None
+        return [torch.randn(rows, 4096, dtype=dtype), q.packed, q.scale, q.bias]
+
+    return inputs
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return metalcore.attention(q, k, v, causal=True)
+
+
+def _matmul_int4(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return metalcore.matmul_int4(x, metalcore.quant.QuantizedInt4(packed, scale, bias, 64, 4096))
+
+
 JOBS = (
     Job(
         "rms_norm",
@@ -131,6 +155,15 @@ JOBS = (
     Job("silu", _rows(1024, 4096, 0), metalcore.silu, {"torch": peers.torch_silu}),
     Job("gelu", _rows(1024, 4096, 0), metalcore.gelu, {"torch": peers.torch_gelu}),
     Job("gelu, tanh", _rows(1024, 4096, 0), _gelu_tanh, {"torch": peers.torch_gelu_tanh}),
+    Job("attention, causal", _queries(512, 512), _causal, {"mlx": peers.mlx_attention}),
+    Job(
+        "attention_decode of 1024 keys",
+        _queries(1, 1024),
+        metalcore.attention_decode,
+        {"mlx": peers.mlx_attention_decode},
+    ),
+    Job("matmul_int4 of 256x4096", _int4(1), _matmul_int4, {"mlx": peers.mlx_matmul_int4}),
+    Job("matmul_int4 of 256x4096", _int4(64), _matmul_int4, {"mlx": peers.mlx_matmul_int4}),
 )
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -38,7 +38,7 @@ class Peer:
     threads: Sequence[int]
     group: Sequence[int]
     include: tuple[str, ...]
-    constants: dict[int, bool] = field(default_factory=dict)
+    constants: dict[int, bool | int] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -198,6 +198,62 @@ def mlx_rope(at: Sources, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> lis
             )
         )
     return launches
+
+
+def mlx_attention(at: Sources, q: Tensor, k: Tensor, v: Tensor) -> list[Peer]:
+    """32 queries by 16 keys for heads of 128, by 4 simdgroups."""
+    batch, heads, length, size = q.shape
+    rows, keys = 32, 16
+    per_head = [heads * length * size, length * size, size]
+    few = [k.shape[1] * length * size, length * size, size]
+    blocks = (length // rows, length // keys)
+    sizes = np.array(
+        [batch, heads, size, length, length, heads // k.shape[1], 0, *blocks, *blocks, 0, 0, 0],
+        np.int32,
+    )
+    sizes[6:7].view(np.float32)[0] = size**-0.5
+    strides = np.array([*per_head, *few, *few, *per_head], np.int64)
+    params = np.concatenate([sizes.view(np.uint8), strides.view(np.uint8)])
+    text, include = at.mlx("steel/attn/kernels/steel_attention.h")
+    name = f"attention<{MSL_TYPE[q.dtype]}, {rows}, {keys}, {size}, {size}, 4, 1, bool, float>"
+    args = (q, k, v, torch.empty_like(q), params, None, None, None, None)
+    constants = {200: True, 201: True, 300: False, 301: True, 302: False, 303: False}
+    threads = [32 * blocks[0], 4 * heads, batch]
+    return [Peer(text, name, args, threads, [32, 4, 1], include, constants)]
+
+
+def mlx_attention_decode(at: Sources, q: Tensor, k: Tensor, v: Tensor) -> list[Peer]:
+    """A threadgroup for each head of q, in one pass."""
+    batch, heads, _, size = q.shape
+    length = k.shape[2]
+    strides = (np.uint64(length * size), np.uint64(size)) * 2
+    text, include = at.mlx("sdpa_vector.h")
+    sizes = (np.int32(heads // k.shape[1]), np.int32(length), *strides, np.float32(size**-0.5))
+    args = (q, k, v, torch.empty_like(q), *sizes, *(None,) * 7)
+    constants = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 1}
+    name = f"sdpa_vector<{MSL_TYPE[q.dtype]}, {size}, {size}>"
+    return [Peer(text, name, args, [_LARGEST * batch * heads], [_LARGEST], include, constants)]
+
+
+def mlx_matmul_int4(
+    at: Sources, x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor
+) -> list[Peer]:
+    """One row of x by simdgroups of 4 rows of W, more by tiles of 32 x 32."""
+    (M, K), N = x.shape, packed.shape[0]
+    group = K // scale.shape[1]
+    words = packed.numpy().view(np.uint32)
+    text, include = at.mlx("steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")
+    none = (np.int32(0), np.zeros(1, np.int32), np.zeros(1, np.int64))
+    weight, y = (words, scale, bias, x, x.new_empty(M, N)), MSL_TYPE[x.dtype]
+    rest = (*none, *none, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    if M == 1:
+        name = f"affine_qmv_fast<{y}, {group}, 4, false>"
+        args = (*weight, np.int32(K), np.int32(N), *rest)
+        return [Peer(text, name, args, [32, N // 4, 1], [32, 2, 1], include)]
+    name = f"affine_qmm_t<{y}, {group}, 4, true, false>"
+    args = (*weight, np.int32(K), np.int32(N), np.int32(M), *rest)
+    threads = [N, 2 * -(-M // 32), 2]
+    return [Peer(text, name, args, threads, [32, 2, 2], include)]
 
 
 def _mlx_block(grid: tuple[int, int, int]) -> list[int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import metalcore
 from metalcore._accuracy import error, tolerance
+from metalcore.metal.plans import PLANS, Spec
 from tests.attention.arguments import CASES, Case, problems, sees
 from tests.backends import Backend
 from tests.check import check_op, check_registration
@@ -320,3 +321,14 @@ def test_autocast_and_meta_tensors() -> None:
     m = q.to("meta")
     out, lse = metalcore.attention(m, m, m, causal=True, return_lse=True)
     assert (out.shape, lse.shape, lse.dtype) == (q.shape, (1, 2, 5), torch.float32)
+
+
+def test_rows_that_32_bits_cannot_reach_are_left_to_the_meaning() -> None:
+    q = Spec.contiguous((1, 2, 64, 64))
+    near, far = (Spec((1, 2, 64, 64), torch.float32, (2**40, 64, n, 1)) for n in (2**25, 2**27))
+    names = [a.name for a in torch.ops.metalcore.attention.default._schema.arguments]
+    programs = [
+        PLANS["attention"].program([{"q": q, "k": k, "v": k, "scale": 1.0}.get(n) for n in names])
+        for k in (near, far)
+    ]
+    assert [p is not None for p in programs] == [True, False]

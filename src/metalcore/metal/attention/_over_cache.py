@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from metalcore.metal.attention.attention import MOST_VALUES, TILE, Shape
+from metalcore.metal.attention.attention import MOST_VALUES, TILE, Shape, are_far
 from metalcore.metal.program import (
     MAX_THREADGROUP_BYTES,
     MSL_TYPE,
@@ -55,6 +55,7 @@ class OverCache:
         self.key_heads, self.value_size = cache[1].shape[1], cache[1].shape[3]
         self.group = self.heads // max(1, self.key_heads)
         self.dtype = a.q.dtype
+        self.is_far = are_far(a.q, *cache)
         self.tensors = [self._rows(x) for x in (a.q, *cache)]
         self.has_scales = any(s is not None for s in scales)
         self.tensors += [self._scales(s) for s in scales]
@@ -88,7 +89,7 @@ class OverCache:
         if lse.numel == 0:
             return results
         shape = self._shape()
-        if shape is None or lse.numel * self.value_size >= 2**31:
+        if shape is None or self.is_far or lse.numel * self.value_size >= 2**31:
             return NotImplemented
         tiles = self._tiles(shape.rows)
         part, parts = self._parts(tiles * self.key_heads, shape)

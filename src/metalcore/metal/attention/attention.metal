@@ -91,6 +91,7 @@ template <
     for (int j = 0; j < KEYS / 8; ++j) {
       p[j] = simdgroup_float8x8(0.0f);
     }
+#pragma unroll 2
     for (int d = 0; d < D; d += 8) {
       const simdgroup_float8x8 a = tile_at(q_tile + simdgroup * 8 * D + d, D, place);
 #pragma unroll

@@ -8,6 +8,7 @@ import torch
 from metalcore.metal.plans import metal_kernel
 from metalcore.metal.program import (
     MAX_THREADGROUP_BYTES,
+    MAX_UINT,
     MSL_TYPE,
     SIMD_WIDTH,
     Arguments,
@@ -39,6 +40,11 @@ class Shape(NamedTuple):
     @property
     def rows(self) -> int:
         return TILE * self.simdgroups
+
+
+def are_far(*tensors: Buffer) -> bool:
+    """Whether rows of a head are further apart than kernels count, in 32 bits."""
+    return any(x.shape[2] * x.stride[2] > MAX_UINT for x in tensors)
 
 
 class Problem:
@@ -131,7 +137,7 @@ def forward(p: Program, a: Arguments) -> Any:
     if lse.numel == 0:
         return out.transpose(1, 2), lse
     shape = _forward_shape(this.size, this.value_size, this.q.dtype.itemsize)
-    if shape is None:
+    if shape is None or are_far(this.q, this.k, this.v):
         return NotImplemented
     args = (*this.inputs(), out, lse, this.sizes(), this.strides(), a.scale, this.cap())
     variant = (*this.variant(shape), a.sinks is not None, this.is_packed)
@@ -159,13 +165,15 @@ def backward(p: Program, a: Arguments) -> Any:
     grads = (dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2))
     dsinks = p.new((0 if a.sinks is None else this.heads,))
     shape = _backward_shape(this.size, this.value_size, this.q.dtype.itemsize)
-    if shape is None or a.lse.dtype != torch.float32:
+    dout = this._rows(a.dout)
+    is_far = are_far(this.q, this.k, this.v, dout)
+    if shape is None or a.lse.dtype != torch.float32 or is_far:
         return NotImplemented
     if a.lse.numel == 0 or this.keys == 0:
         for x in (dq, dk, dv, dsinks):
             p.fill(x, 0.0)
         return *grads, p.rounded(dsinks, this.dtype if a.sinks is None else a.sinks.dtype)
-    dout, lse = this._rows(a.dout), p.dense(a.lse)
+    lse = p.dense(a.lse)
     delta = _delta(p, a, this, dout, lse)
     inputs = this.inputs()
     numbers = (this.sizes(), this.strides(), (*dout.stride[:3], *(0,) * 11), a.scale, this.cap())

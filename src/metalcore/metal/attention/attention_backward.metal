@@ -97,10 +97,12 @@ inline void stage_seen(
     uint width,
     threadgroup const float* lse,
     uint worker) {
-  for (uint i = worker; i < ROWS * WIDTH; i += THREADS) {
-    const uint row = i / WIDTH, column = i % WIDTH;
-    const bool is_there = lse[row] != -INFINITY && column < width;
-    to[i] = is_there ? x[ulong(first + int(row)) * stride + column] : T(0.0f);
+  constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
+  bool is_finite = true;
+#pragma unroll 1
+  for (uint r = worker / LANES; r < ROWS; r += STEP) {
+    const uint at = (uint(first) + r) * stride, there = lse[r] != -INFINITY ? width : 0;
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, is_finite);
   }
 }
 

@@ -65,7 +65,7 @@ template <
   here.keys = clamp(here.keys, 0, s.capacity());
   here.first_place = TOKENS ? uint(first) : here.entry * s.table_width();
   cached_tensors<T, S> x = {
-      q + (PACKED ? here.first_query * s.row(0) : s.start(0, here.entry, 0)),
+      q + (PACKED ? ulong(here.first_query) * s.row(0) : s.start(0, here.entry, 0)),
       k + s.start(1, 0, key_head),
       v + s.start(2, 0, key_head),
       k_scale,

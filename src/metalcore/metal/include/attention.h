@@ -16,6 +16,45 @@ inline float row_sum(float x) {
   return x + simd_shuffle_xor(x, 8);
 }
 
+// What codes stand for, and numbers as they are.
+inline float decoded(float x) { return x; }
+inline float decoded(half x) { return float(x); }
+inline float decoded(bfloat x) { return float(x); }
+inline float decoded(char x) { return float(x); }
+// float8_e4m3fn: the bits of a half, whose exponent has one bit more
+inline float decoded(uchar x) {
+  const ushort bits = ushort(ushort(x & 0x80) << 8 | ushort(x & 0x7f) << 7);
+  return (x & 0x7f) == 0x7f ? NAN : float(as_type<half>(bits)) * 256.0f;
+}
+
+// How threads share rows of WIDTH values, of which each takes four at a time.
+template <int WIDTH, int THREADS>
+struct staging {
+  enum { LANES = WIDTH >= 128 ? 32 : WIDTH >= 64 ? 16 : WIDTH >= 32 ? 8 : 2 };
+  enum { STEP = THREADS / LANES };
+};
+
+// The row that starts at x[at], at any address; where it is not whole, zeros from `width` on.
+template <int WIDTH, int LANES, typename T, typename S>
+inline void stage_row(
+    threadgroup T* to, device const S* x, uint at, uint width, uint lane, thread bool& is_finite) {
+  if (width != WIDTH || WIDTH != 4 * LANES) {
+#pragma unroll 1
+    for (uint column = lane; column < WIDTH; column += LANES) {
+      const S code = column < width ? x[at + column] : S(0);
+      is_finite = is_finite && isfinite(decoded(code));
+      to[column] = T(decoded(code));
+    }
+    return;
+  }
+  const vec<S, 4> codes = vec<S, 4>(*(device const packed_vec<S, 4>*)(x + (at + 4 * lane)));
+  const float4 values =
+      float4(decoded(codes.x), decoded(codes.y), decoded(codes.z), decoded(codes.w));
+  is_finite = is_finite && dot(values, float4(0.0f)) == 0.0f;
+  const vec<T, 4> kept = is_same_v<T, S> ? vec<T, 4>(codes) : vec<T, 4>(values);
+  *(threadgroup packed_vec<T, 4>*)(to + 4 * lane) = packed_vec<T, 4>(kept);
+}
+
 // Rows `first` to `first + ROWS` of x [count, width], and zeros beyond; whether all are finite.
 template <int ROWS, int WIDTH, int THREADS, typename T>
 inline bool stage(
@@ -26,13 +65,12 @@ inline bool stage(
     int count,
     uint width,
     uint worker) {
+  constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
   bool is_finite = true;
-  for (uint i = worker; i < ROWS * WIDTH; i += THREADS) {
-    const int row = first + int(i / WIDTH);
-    const uint column = i % WIDTH;
-    const T value = row < count && column < width ? x[ulong(row) * stride + column] : T(0.0f);
-    is_finite = is_finite && isfinite(float(value));
-    to[i] = value;
+#pragma unroll 1
+  for (uint r = worker / LANES; r < ROWS; r += STEP) {
+    const uint row = uint(first) + r, there = int(row) < count ? width : 0;
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, row * stride, there, worker % LANES, is_finite);
   }
   return is_finite;
 }

@@ -21,8 +21,10 @@ inline ushort lane_of(uint row, uint column) {
 template <typename T>
 inline simdgroup_float8x8 tile_at(threadgroup const T* from, uint pitch, uint2 place) {
   simdgroup_float8x8 m;
-  m.thread_elements()[0] = float(from[place.y * pitch + place.x]);
-  m.thread_elements()[1] = float(from[place.y * pitch + place.x + 1]);
+  const float2 both =
+      float2(*(threadgroup const packed_vec<T, 2>*)(from + place.y * pitch + place.x));
+  m.thread_elements()[0] = both.x;
+  m.thread_elements()[1] = both.y;
   return m;
 }
 

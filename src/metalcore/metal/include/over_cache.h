@@ -39,7 +39,7 @@ struct cache_sizes {
   ulong start(uint which, uint entry, uint head) const {
     return entry * ulong(stride[3 * which]) + head * ulong(stride[3 * which + 1]);
   }
-  ulong row(uint which) const { return ulong(stride[3 * which + 2]); }
+  uint row(uint which) const { return uint(stride[3 * which + 2]); }
   ulong slope(uint entry, uint head) const { return entry * ulong(stride[15]) + head; }
 
   // the number of a query's row among those of all heads, [queries, heads]
@@ -47,17 +47,6 @@ struct cache_sizes {
     return (ulong(at.first_query) + query) * heads() + head;
   }
 };
-
-// What codes stand for, and numbers as they are.
-inline float decoded(float x) { return x; }
-inline float decoded(half x) { return float(x); }
-inline float decoded(bfloat x) { return float(x); }
-inline float decoded(char x) { return float(x); }
-// float8_e4m3fn: the bits of a half, whose exponent has one bit more
-inline float decoded(uchar x) {
-  const ushort bits = ushort(ushort(x & 0x80) << 8 | ushort(x & 0x7f) << 7);
-  return (x & 0x7f) == 0x7f ? NAN : float(as_type<half>(bits)) * 256.0f;
-}
 
 // The sequence that tile number `tile` is of: as many tiles for each entry, or by starts of
 // queries.
@@ -102,17 +91,17 @@ template <int ROWS, int WIDTH, int THREADS, typename T, typename S>
 inline bool stage_rows(
     threadgroup T* to,
     device const S* x,
-    ulong stride,
+    uint stride,
     threadgroup const int* rows,
     uint width,
     uint worker) {
+  constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
   bool is_finite = true;
-  for (uint i = worker; i < ROWS * WIDTH; i += THREADS) {
-    const int row = rows[i / WIDTH];
-    const uint column = i % WIDTH;
-    const float value = row >= 0 && column < width ? decoded(x[row * stride + column]) : 0.0f;
-    is_finite = is_finite && isfinite(value);
-    to[i] = T(value);
+#pragma unroll 1
+  for (uint r = worker / LANES; r < ROWS; r += STEP) {
+    const int row = rows[r];
+    const uint at = row >= 0 ? uint(row) * stride : 0, there = row >= 0 ? width : 0;
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, is_finite);
   }
   return is_finite;
 }
@@ -140,8 +129,8 @@ inline bool stage_places(
     }
     rows[i] = row;
     if (SCALES) {
-      scales[i] = row >= 0 ? x.k_scale[row * s.row(3)] : 0.0f;
-      const float scale = row >= 0 ? x.v_scale[row * s.row(4)] : 0.0f;
+      scales[i] = row >= 0 ? x.k_scale[ulong(row) * s.row(3)] : 0.0f;
+      const float scale = row >= 0 ? x.v_scale[ulong(row) * s.row(4)] : 0.0f;
       scales[KEYS + i] = scale;
       is_finite = is_finite && isfinite(scale);
     }
@@ -158,11 +147,16 @@ inline void stage_queries(
     cached_sequence here,
     uint key_head,
     uint worker) {
-  for (uint i = worker; i < ROWS * D; i += THREADS) {
-    const uint row = uint(here.tile) * ROWS + i / D, column = i % D;
+  constexpr uint LANES = staging<D, THREADS>::LANES, STEP = staging<D, THREADS>::STEP;
+  bool is_finite = true;
+#pragma unroll 1
+  for (uint r = worker / LANES; r < ROWS; r += STEP) {
+    const uint row = uint(here.tile) * ROWS + r;
     const uint query = row / s.group(), head = key_head * s.group() + row % s.group();
-    const bool is_there = int(query) < here.queries && column < s.head_size();
-    to[i] = is_there ? q[head * ulong(s.stride[1]) + query * s.row(0) + column] : T(0.0f);
+    const uint there = int(query) < here.queries ? s.head_size() : 0;
+    device const T* of_head = q + (there == 0 ? 0 : head * ulong(s.stride[1]));
+    const uint at = there == 0 ? 0 : query * s.row(0);
+    stage_row<D, LANES>(to + r * D, of_head, at, there, worker % LANES, is_finite);
   }
 }
 
@@ -248,6 +242,7 @@ inline void attend_cached(
     for (int j = 0; j < KEYS / 8; ++j) {
       p[j] = simdgroup_float8x8(0.0f);
     }
+#pragma unroll 2
     for (int d = 0; d < D; d += 8) {
       const simdgroup_float8x8 a = tile_at(q_tile + simdgroup * 8 * D + d, D, place);
 #pragma unroll

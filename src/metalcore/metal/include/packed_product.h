@@ -157,7 +157,7 @@ inline void multiply_tiles(
     }
     // the tiles are read by all simdgroups
     threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
+#pragma unroll 1
     for (uint i = 0; i < TILE_DEPTH; i += 8) {
       simdgroup_float8x8 b[COLUMNS];
 #pragma unroll
