@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from .memory import uninitialized
     from .profiling import Profile, profile
     from .report import CompileError, Finding, KernelError, LaunchError, Report
+    from .steps import Step
     from .texture import Sampler
+    from .tracing import trace
 
 __all__ = [
     "CompileError",
@@ -25,11 +27,13 @@ __all__ = [
     "Profile",
     "Report",
     "Sampler",
+    "Step",
     "compile_shader",
     "fits",
     "lint",
     "profile",
     "run",
+    "trace",
     "uninitialized",
 ]
 
@@ -39,6 +43,8 @@ _HOME = {
     "CompilerMissing": "compiler",
     "Fit": "fit",
     "Sampler": "texture",
+    "Step": "steps",
+    "trace": "tracing",
     **dict.fromkeys(("Kernel", "Library", "compile_shader", "fits", "lint", "run"), "library"),
     **dict.fromkeys(("Profile", "profile"), "profiling"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),

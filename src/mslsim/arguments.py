@@ -163,6 +163,7 @@ class Row:
     number: int  # 1: an integer, 2: a real, 0: anything else
     is_constant: bool  # in the constant address space
     is_unsigned: bool
+    declared: str
 
     @staticmethod
     def read(parameter: tuple[str, str], r: list[int]) -> Row:
@@ -170,7 +171,7 @@ class Row:
         name, words = parameter[0], parameter[1].split()
         is_constant, is_unsigned = "constant" in words, bool(_UNSIGNED.intersection(words))
         flags = (bool(r[3]), bool(r[4]), r[5], is_constant, is_unsigned)
-        return Row(name, bool(r[0]), r[1], r[2], *flags)
+        return Row(name, bool(r[0]), r[1], r[2], *flags, parameter[1])
 
     @property
     def label(self) -> str:

@@ -20,7 +20,7 @@ from .cache import digest, entry
 from .compiler import PACKAGE, CommandFailed, included, toolchain
 from .contract import fuse_all
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
-from .frontend.rewrite import symbol, threadgroup_names
+from .frontend.rewrite import symbol, threadgroup_arrays
 from .frontend.structs import find_structs
 from .report import CompileError, Finding
 from .sites import Site, add_sites, blocking_functions
@@ -31,7 +31,7 @@ from .text.tokens import SyntaxProblem
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_OWN = re.compile(r"llvm\.|msl_|__(?:tsan|ubsan|extend|trunc|float|fix|gnu)")
+_OWN = re.compile(r"llvm\.|msl_|__(?:tsan|ubsan|extend|trunc|float|fix|gnu|sanitizer_cov)")
 
 
 @dataclass(slots=True)
@@ -53,7 +53,8 @@ class Build:
     findings: list[Finding]
     whole_groups: set[str]
     synchronised: set[str]
-    threadgroup_names: dict[int, str]
+    # Name and type of threadgroup variables, by slot.
+    threadgroup_arrays: dict[int, tuple[str, str]]
 
 
 @lru_cache(maxsize=1)
@@ -162,18 +163,18 @@ class Builder:
             self._parsed = parse(self.source, self.tools, self._headers / "metal")
         return self._parsed
 
-    def build(self, kernel: str, alone: bool = False) -> Build:
+    def build(self, kernel: str, alone: bool = False, style: str = "inlined") -> Build:
         """The library that holds `kernel`, with the others unless they are many, or it is to be
         `alone`."""
         together = len(self.index.kernels) <= BUILD_ALL_UP_TO and not alone
         names = sorted(self.index.kernels) if together else [kernel]
         try:
-            folder = self._built(names, apart=False)
+            folder = self._built(names, False, style)
         except CompileError:
             # What is wrong with another kernel is no matter of this one.
             if len(self.index.kernels) < 2:
                 raise
-            folder = self._built([kernel], apart=True)
+            folder = self._built([kernel], True, style)
         data = json.loads((folder / "build.json").read_text())
         return Build(
             folder / f"kernels{_SUFFIX}",
@@ -181,17 +182,18 @@ class Builder:
             _findings(data["findings"]),
             set(data["whole_groups"]),
             set(data["synchronised"]),
-            {int(slot): name for slot, name in data["threadgroup_names"].items()},
+            {int(slot): (name, kind) for slot, name, kind in data["threadgroup_arrays"]},
         )
 
-    def _built(self, names: list[str], apart: bool) -> Path:
+    def _built(self, names: list[str], apart: bool, style: str) -> Path:
         precompiled = self._precompiled()
 
         def fill(target: Path) -> None:
             chosen = [k for k in self.parsed().kernels if k.name in names]
-            self._compile(target, chosen, precompiled, apart)
+            self._compile(target, chosen, precompiled, apart, style)
 
-        return entry(f"kernels-{self._digest(*names, 'apart' if apart else '')}", fill)
+        recipe = self.tools.recipe(self.checked, style)
+        return entry(f"kernels-{self._digest(*names, 'apart' if apart else '', recipe)}", fill)
 
     def counted(self, kernel: str) -> tuple[Path, list[list[Counted]]]:
         """A library with `kernel` alone, which counts how often its blocks run, and what is in
@@ -310,12 +312,14 @@ class Builder:
             own = (str(source), str(self._headers))
             raise CompileError(_own_names(diagnostics(failure.text), own)) from None
 
-    def _compile(self, folder: Path, kernels: list[Kernel], precompiled: Path, apart: bool) -> None:
+    def _compile(
+        self, folder: Path, kernels: list[Kernel], precompiled: Path, apart: bool, style: str
+    ) -> None:
         parsed = self.parsed()
         ir = folder / "kernels.ll"
         while True:
             cpp = self._cpp(parsed, kernels, apart=apart)
-            said = self._to_ir(folder, cpp, precompiled)
+            said = self._to_ir(folder, cpp, precompiled, style)
             text = ir.read_text()
             blocking = blocking_functions(text)
             late = {
@@ -341,7 +345,7 @@ class Builder:
             "findings": [asdict(f) for f in warnings],
             "whole_groups": sorted(whole if not self.checked else ()),
             "synchronised": sorted(threads),
-            "threadgroup_names": threadgroup_names(cpp),
+            "threadgroup_arrays": threadgroup_arrays(cpp),
         }
         (folder / "build.json").write_text(json.dumps(known))
         if not os.environ.get("MSLSIM_KEEP"):

@@ -18,6 +18,7 @@ from . import fits as fits_of_source
 from . import lint as lint_source
 from . import profile as profile_kernel
 from . import run as run_kernel
+from . import trace as trace_kernel
 from .compiler import CompilerMissing
 from .fit import Fit, table
 from .library import CHECKS, COST
@@ -81,8 +82,9 @@ def _run(kernel: Path, spec: Spec, include: list[Path] | None, checks: str | Non
 
 def _print(findings: list[Finding]) -> None:
     for f in findings:
-        where, _, what = f.diagnostic.partition("error: ")
-        _console.print(f"[bold]{escape(where)}[/][red]error:[/] {escape(what)}", soft_wrap=True)
+        severity, colour = ("note", "cyan") if f.is_note else ("error", "red")
+        where, _, what = f.diagnostic.partition(f"{severity}: ")
+        _console.print(f"[bold]{escape(where)}[/][{colour}]{severity}:[/] {escape(what)}")
 
 
 @app.command()
@@ -93,7 +95,7 @@ def check(kernel: Metal, spec: Launch, as_json: Json = False, include: Include =
     if as_json:
         print(report.to_json())
     else:
-        _print(report.findings)
+        _print([*report.findings, *report.notes])
         count = len(report.findings)
         verdict = "no findings" if report.ok else f"{count} finding{'s' if count > 1 else ''}"
         _console.print(f"{report.kernel}: {verdict}")
@@ -176,6 +178,54 @@ def lint(
     else:
         _print(findings)
     raise typer.Exit(1 if findings else 0)
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what is used and how checked kernels are isolated."""
+    from . import isolated
+    from .cache import cache_directory, size_limit
+    from .compiler import toolchain
+
+    tools = toolchain()
+    with isolated.lock:
+        given_up = isolated.worker().isolation()
+    parts = {"files": "files", "network": "the network", "processes": "other processes"}
+    lost = [what for part, what in parts.items() if part in given_up]
+    kept = [what for part, what in parts.items() if part not in given_up]
+    print(f"compiler: {tools.driver[0]}")
+    print(f"cache: {cache_directory()}, up to {size_limit() >> 20} MiB")
+    print(f"checked kernels cannot reach {', '.join(lost) or 'nothing less than you can'}")
+    if kept:
+        print(f"they are NOT kept from {', '.join(kept)}: this system does not allow it")
+
+
+@app.command()
+def trace(
+    kernel: Metal,
+    spec: Launch,
+    thread: Annotated[str, typer.Option("--thread", help="position in the grid: x,y,z")] = "0,0,0",
+    as_json: Json = False,
+    include: Include = None,
+) -> None:
+    """List what one thread of a launch does: loads, stores, branches, barriers."""
+    launch = load_spec(spec)
+    if not all(part.strip().isdigit() for part in thread.split(",")):
+        raise ValueError(f"--thread must be up to three numbers, as 5,0,0, got {thread!r}")
+    options = {"name": str(kernel), **launch.options}
+    options["include"] = [
+        str(kernel.parent), *map(str, include or ()), *launch.options.get("include", ())
+    ]  # fmt: skip
+    at = [int(part) for part in thread.split(",")]
+    grid = (launch.threads, launch.group_size)
+    report = trace_kernel(_text(kernel), launch.kernel, launch.arguments, *grid, at, **options)
+    if as_json:
+        print(json.dumps([asdict(s) for s in report.steps], indent=2))
+    else:
+        for step in report.steps:
+            _console.print(escape(str(step)))
+        _print(report.findings)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command()

@@ -117,12 +117,27 @@ _CHECKED = [
     "-disable-licm-promotion",
     "-ftrivial-auto-var-init=pattern",
 ]
+# Where a thread goes is told, and branches stay branches.
+_TRACED = [
+    *_INLINED,
+    "-Xclang",
+    "-fsanitize-coverage-type=3",
+    "-Xclang",
+    "-fsanitize-coverage-trace-pc",
+    "-Xclang",
+    "-fsanitize-coverage-no-prune",
+    "-mllvm",
+    "-phi-node-folding-threshold=0",
+    "-mllvm",
+    "-two-entry-phi-node-folding-threshold=0",
+]
 # Only what the language demands is looked at.
 _UNOPTIMISED = ["-Xclang", "-disable-llvm-passes"]
 _STYLES = {
     "inlined": _INLINED,
     "counted": _COUNTED,
     "unoptimised": _UNOPTIMISED,
+    "traced": _TRACED,
 }
 _PREPROCESSED = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", "-Wno-everything"]
 # The passes have run: what is left is code generation.
@@ -179,8 +194,9 @@ class Toolchain:
         self, source: Path, target: Path, header: Path, checked: bool, style: str = "inlined"
     ) -> str:
         """C++ to textual LLVM IR, after a precompiled `header`; returns the warnings. The style
-        "counted" puts each kernel into one function with loops as they are written, "unoptimised"
-        leaves all as it is, "gpu" is what a GPU's compiler has, after a header that is text."""
+        "counted" puts each kernel into one function with loops as they are written, "traced" tells
+        where a thread goes, "unoptimised" leaves all as it is, "gpu" is what a GPU's compiler has,
+        after a header that is text."""
         if style == "gpu":
             start = [*self.bare, *_GPU, "-include", str(header)]
         else:

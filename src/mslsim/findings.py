@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from . import races
 from .arguments import MAX_THREADGROUP_BYTES, Encoded, Row
 from .report import Finding
 from .sites import Site
@@ -19,19 +21,28 @@ _INDEXED = re.compile(r"([A-Za-z_][\w.]*)\s*\[(?!\[)")
 _ORDERS = ("ascending", "descending", "random")
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What to call memory: buffers by region, arrays in threadgroup memory by slot. `elements` has
+    the bytes of one element by region, the types are as the source has them."""
+
+    names: dict[int, str]
+    types: dict[int, str]
+    elements: dict[int, int]
+    arrays: dict[int, str]
+    array_types: dict[int, str]
+
+
 def describe(
     kernel: str,
     session: Session,
     sites: list[Site],
-    names: dict[int, str],
-    arrays: dict[int, str],
+    labels: Labels,
     place: tuple[str, int],
     line_text: Callable[[str, int], str],
-    elements: dict[int, int],
 ) -> list[Finding]:
-    """The findings of a session, one for each kind and line. `line_text` gives lines of source,
-    `elements` the bytes of one element by region."""
-    teller = _Teller(kernel, session, sites, names, arrays, place, line_text, elements)
+    """The findings of a session, one for each kind and line. `line_text` gives lines of source."""
+    teller = _Teller(kernel, session, sites, labels, place, line_text)
     findings: list[Finding] = []
     seen = set()
     for found in session.found[: session.found_count]:
@@ -53,6 +64,7 @@ def _put_later_line_first(f: Found, sites: list[Site]) -> None:
         f.site, f.other_site = f.other_site, f.site
         f.thread, f.other_thread = f.other_thread, f.thread
         f.group, f.other_group = f.other_group, f.group
+        f.value, f.other_value = f.other_value, f.value
         f.writes = (f.writes >> 1 & 1) | (f.writes & 1) << 1
 
 
@@ -62,20 +74,17 @@ class _Teller:
         kernel: str,
         session: Session,
         sites: list[Site],
-        names: dict[int, str],
-        arrays: dict[int, str],
+        labels: Labels,
         place: tuple[str, int],
         line_text: Callable[[str, int], str],
-        elements: dict[int, int],
     ) -> None:
         self.kernel = kernel
         self.session = session
         self.sites = sites
-        self.names = names
-        self.arrays = arrays
+        self.names = labels.names
+        self.labels = labels
         self.place = place
         self.line_text = line_text
-        self.elements = elements
         self.makers: dict[int, Callable[[Found], tuple[str, str]]] = {
             1: self._bounds,
             2: self._race,
@@ -98,7 +107,9 @@ class _Teller:
         file, line = (site.file, site.line) if site.line else self.place
         threads = tuple(t for t in (f.thread, f.other_thread) if t != _NONE)
         group = -1 if f.group == _NONE else f.group
-        return Finding(kind, message, self.kernel, file, line, threads, group)
+        return Finding(
+            kind, message, self.kernel, file, line, threads, group, is_note=bool(f.harmless)
+        )
 
     def site(self, number: int) -> Site:
         return self.sites[number] if number < len(self.sites) else self.sites[0]
@@ -111,7 +122,7 @@ class _Teller:
         """What to call the memory of an access, and where in it the access begins."""
         if f.region != _ARENA:
             return self.names.get(f.region, "a buffer that is not bound"), f.offset
-        name = self.arrays.get(f.block_slot, "memory")
+        name = self.labels.arrays.get(f.block_slot, "memory")
         return f"threadgroup {name}", f.offset - f.block_offset
 
     def _bounds(self, f: Found) -> tuple[str, str]:
@@ -122,7 +133,7 @@ class _Teller:
         elif f.region in self.names:
             what = f"{what} of {self.session.regions[f.region].bytes} bytes"
         where = f"at byte {at}" if at >= 0 else f"{-at} bytes before the start"
-        if (element := self.elements.get(f.region, 0)) and at % element == 0:
+        if (element := self.labels.elements.get(f.region, 0)) and at % element == 0:
             where += f" (index {at // element})"
         return "bounds", f"{verb} of {f.size} bytes {where} of {what} by {_thread(f)}"
 
@@ -139,26 +150,18 @@ class _Teller:
         return "bounds", f"index {f.offset} is outside {array}, by {_thread(f)}, which ends here"
 
     def _race(self, f: Found) -> tuple[str, str]:
-        mine = "write" if f.writes & 1 else "read"
-        other = "write" if f.writes & 2 else "read"
         what, byte = self._memory(f)
-        at = f"byte {byte} of {what}"
-        if f.other_group != f.group:
-            return "race", (
-                f"{mine} of {at} by thread {f.thread} of threadgroup {f.group} and {other} by "
-                f"thread {f.other_thread} of threadgroup {f.other_group} at "
-                f"{self._line(f.other_site)}: nothing orders threadgroups"
-            )
-        return "race", (
-            f"{mine} of {at} by thread {f.thread} and {other} by thread {f.other_thread} at "
-            f"{self._line(f.other_site)}, no barrier between (threadgroup {f.group})"
-        )
+        is_threadgroup = f.region == _ARENA
+        types = self.labels.array_types if is_threadgroup else self.labels.types
+        declared = types.get(f.block_slot if is_threadgroup else f.region, "")
+        return "race", races.told(f, f"byte {byte} of {what}", declared, is_threadgroup, self.site)
 
     def _uninitialized(self, f: Found) -> tuple[str, str]:
         what, byte = self._memory(f)
+        effect = "; no result depends on it" if f.harmless else ""
         return "uninitialized", (
             f"read of {f.size} bytes at byte {byte} of {what}, "
-            f"which nothing has written, by {_thread(f)}"
+            f"which nothing has written, by {_thread(f)}{effect}"
         )
 
     def _barrier(self, f: Found) -> tuple[str, str]:

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from . import logs
 from .arguments import Encoded, Row, copy_memory
 from .build import Build
-from .findings import counters, describe, limit_findings, stopped
+from .findings import Labels, counters, describe, limit_findings, stopped
 from .frontend.rewrite import symbol
 from .native import ORDERS
 from .process import Died, Worker
 from .report import Finding, Report
+from .steps import EVENT_BYTES, Step, Traced, read_steps
+from .steps import ROOM as TRACE_ROOM
 from .worker import BUFFERS, MAX_IGNORED, SESSION_BYTES
 
 _BITS = {
@@ -27,8 +30,10 @@ _BITS = {
     "divergence": 8,
     "counters": 16,
     "schedule": 32,
+    "trace": 64,
 }
 _PAGE = 65536
+TRACE_BYTES = (TRACE_ROOM * EVENT_BYTES + _PAGE - 1) // _PAGE * _PAGE
 # kThreadgroupSlots of abi.h: arguments in threadgroup memory come after the declared arrays.
 _SLOTS = 256
 # From this many threads on, schedules are compared in a second process at the same time.
@@ -64,6 +69,7 @@ class Job:
     place: tuple[str, int]
     line_text: Callable[[str, int], str]
     without_barrier_at: tuple[str, int] | None = None
+    traced: Traced | None = None
 
     @property
     def groups(self) -> int:
@@ -87,9 +93,12 @@ class Job:
     def start(self, w: Worker, checks: frozenset[str]) -> None:
         """Copies the buffers and sets the worker to work."""
         places, marks, end = self.layout()
-        w.reserve(end)
+        w.reserve(end + (TRACE_BYTES if self.traced else 0))
         session = w.session
         ctypes.memset(ctypes.addressof(session), 0, ctypes.sizeof(session))
+        if self.traced:
+            session.trace_offset, session.trace_room = end, TRACE_ROOM
+            session.trace_group, session.trace_thread = self.traced.group, self.traced.thread
         session.checks = sum(bit for name, bit in _BITS.items() if name in checks)
         session.order = ORDERS[self.order]
         ignored = self._ignored_sites()
@@ -160,14 +169,28 @@ class Job:
                     self.kernel, w.session, self.build.sites, self.place, death.hung, self.timeout
                 )
             )
-        names = _names(self.rows, self.encoded)
-        arrays = self.build.threadgroup_names | {
-            _SLOTS + r.index: r.name for r in self.rows if r.is_threadgroup
-        }
         return findings + describe(
-            self.kernel, w.session, self.build.sites, names, arrays, self.place, self.line_text,
+            self.kernel, w.session, self.build.sites, self._labels(), self.place, self.line_text
+        )
+
+    def _labels(self) -> Labels:
+        shared = {_SLOTS + r.index: r for r in self.rows if r.is_threadgroup}
+        known = self.build.threadgroup_arrays
+        types = {r.index: r.declared for r in self.rows if not r.is_threadgroup}
+        return Labels(
+            _names(self.rows, self.encoded),
+            {i: types.get(b.index, "") for i, b in enumerate(self.encoded.blocks)},
             _elements(self.rows, self.encoded),
-        )  # fmt: skip
+            {slot: n for slot, (n, _) in known.items()} | {s: r.name for s, r in shared.items()},
+            {slot: t for slot, (_, t) in known.items()}
+            | {s: r.declared for s, r in shared.items()},
+        )
+
+    def steps(self, w: Worker) -> list[Step]:
+        """What the traced thread did."""
+        session = w.session
+        address = w.address() + session.trace_offset
+        return read_steps(address, session.trace_count, self.build.sites, self._labels())
 
     def copy_back(self, w: Worker) -> None:
         places, marks, _ = self.layout()
@@ -190,10 +213,10 @@ def run(job: Job) -> Report:
             if apart:
                 job.start(worker(1), frozenset({"schedule"}))
             findings = job.finish(w)
-            if apart and findings:
+            if apart and any(not f.is_note for f in findings):
                 worker(1).stop()
             elif apart:
-                findings = job.finish(worker(1))
+                findings += job.finish(worker(1))
         except BaseException:
             # neither may go on with a launch that nobody waits for
             for index in range(1 + apart):
@@ -205,13 +228,16 @@ def run(job: Job) -> Report:
             findings += [
                 Finding(f.kind, f.message, job.kernel, f.file, f.line) for f in job.build.findings
             ]
+        said = logs.taken(w.session.log, job.build.sites)
         counted = (
             counters(w.session, job.rows, job.encoded, job.groups)
             if "counters" in job.checks
             else {}
         )
+        steps = job.steps(w) if job.traced else []
         job.copy_back(w)
-    return Report(job.kernel, findings, counted)
+    harm, notes = ([f for f in findings if f.is_note == note] for note in (False, True))
+    return Report(job.kernel, harm, counted, notes, said, steps)
 
 
 def _names(rows: list[Row], encoded: Encoded) -> dict[int, str]:

@@ -24,6 +24,7 @@ from .memory import Uninitialized, is_tensor
 from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .static import ALWAYS_STARTS, findings_of, static_findings
+from .steps import thread_at
 from .structs import add_struct
 from .texture import Sampler, add_images
 from .worker import Launch
@@ -274,8 +275,10 @@ class Kernel:
         without_barrier_at: tuple[str, int] | None = None,
         textures: Mapping[int, Any] | None = None,
         samplers: Mapping[int, Sampler] | None = None,
+        thread: Sequence[int] | None = None,
     ) -> Report:
-        """As calling the kernel, but findings are only returned."""
+        """As calling the kernel, but findings are only returned. What the thread at position
+        `thread` does is in the report's steps."""
         if without_barrier_at and "race" not in self._library._checks:
             raise ValueError("without_barrier_at asks the race check, which is off")
         if order not in native.ORDERS:
@@ -301,10 +304,18 @@ class Kernel:
                 if block.written is not None:
                     block.written.fill(1)
         if self._library._checks:
+            library, traced = self._library, None
+            build, checks = self._build(), library._checks
+            if thread is not None:
+                traced = thread_at(thread, grid, group)
+                build, checks = (
+                    library._builder.build(self.name, True, "traced"),
+                    checks | {"trace"},
+                )
             job = isolated.Job(
-                self.name, self._build(), rows, encoded, grid, group, memory, order,
-                self._library._checks, self._library._timeout, self._place,
-                self._library._builder.source.line, without_barrier_at,
+                self.name, build, rows, encoded, grid, group, memory, order, checks,
+                library._timeout, self._place, library._builder.source.line, without_barrier_at,
+                traced,
             )  # fmt: skip
             report = isolated.run(job)
             if not without_barrier_at:
@@ -312,10 +323,10 @@ class Kernel:
             for image in images:
                 image.copy_back()
             return report
-        launch = native.run(self._build(), self.name, encoded, grid, group, memory, order)
+        launch, said = native.run(self._build(), self.name, encoded, grid, group, memory, order)
         for image in images:
             image.copy_back()
-        return Report(self.name, self._unchecked_findings(launch))
+        return Report(self.name, self._unchecked_findings(launch), log=said)
 
     def _add_structs(self, encoded: Encoded, args: Sequence[Any]) -> None:
         """Adds the dicts among the arguments, each as the struct that its parameter is."""

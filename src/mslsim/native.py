@@ -10,10 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from . import logs
 from .arguments import Encoded, Row
 from .build import Build, machine_library
 from .frontend.rewrite import symbol
-from .worker import Launch
+from .worker import Launch, Log
 
 ORDERS = {"ascending": 0, "descending": 1, "random": 2}
 
@@ -26,6 +27,7 @@ def _machine() -> ctypes.CDLL:
     library = ctypes.CDLL(str(machine_library(checked=False)), mode=ctypes.RTLD_GLOBAL)
     library.msl_run.argtypes = [ctypes.POINTER(Launch)]
     library.msl_run.restype = ctypes.c_int
+    library.msl_launch_log.restype = ctypes.POINTER(Log)
     return library
 
 
@@ -54,8 +56,9 @@ def run(
     threadgroup_memory: dict[int, int],
     order: str,
     workers: int | None = None,
-) -> Launch:
-    """Runs the grid on all cores, or on `workers` of them; returns the launch with its results."""
+) -> tuple[Launch, list[str]]:
+    """Runs the grid on all cores, or on `workers` of them; returns the launch with its results, and
+    what was logged."""
     library = open_library(build.library)
     launch = Launch()
     if kernel in build.whole_groups:
@@ -77,4 +80,5 @@ def run(
     with _lock:
         if _machine().msl_run(ctypes.byref(launch)):
             raise MemoryError("mslsim: no memory for the stacks of a threadgroup")
-    return launch
+        log = _machine().msl_launch_log().contents
+        return launch, logs.taken(log, build.sites) if log.used else []

@@ -19,10 +19,13 @@ from typing import Any
 
 from .arguments import Row
 from .build import machine_library
+from .cache import cache_directory
 from .compiler import PACKAGE
 from .frontend.rewrite import symbol
 from .worker import SESSION_BYTES, Session
 
+# What the worker gets of the environment: no more than starting takes.
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PATH", "MSLSIM_ISOLATION")
 # How often the watchdog looks, in seconds.
 _LOOK = 0.25
 # A threadgroup that keeps passing barriers hangs after so many times the limit without progress.
@@ -47,6 +50,7 @@ class Worker:
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = 0
+        self._folder: Path | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._owner = os.getpid()
         self.session = Session()
@@ -65,11 +69,20 @@ class Worker:
         return ctypes.addressof(self.session)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # it can read no other folder
+        folder = cache_directory()
+        if folder != self._folder:
+            self.stop()
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-E", "-s", str(PACKAGE / "worker.py")]
-            command += [str(machine_library(checked=True)), self._path]
+            command += [str(machine_library(checked=True)), self._path, str(folder)]
+            self._folder = folder
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
             )
         return self._process
 
@@ -146,6 +159,11 @@ class Worker:
             Path(self._path).unlink(missing_ok=True)
         self._file.close()
         self._errors.close()
+
+    def isolation(self) -> list[str]:
+        """What the worker has given up: "files", "network", "processes"."""
+        answer: list[str] = self.ask({"action": "isolation"}, 60.0)
+        return answer
 
     def table(self, library: Path, kernel: str, names: list[tuple[str, str]]) -> list[Row]:
         """The kernel's own description of its buffers, as the compiler saw them."""

@@ -163,7 +163,7 @@ def _run(
     ctypes.memset(table, 0, ctypes.sizeof(table))
     build = Build(path, [], [], set(), {kernel}, {})
     # The counters are shared, so one thread of the machine runs it all.
-    launch = native.run(build, kernel, encoded, grid, group, memory, "ascending", workers=1)
+    launch, _ = native.run(build, kernel, encoded, grid, group, memory, "ascending", workers=1)
     if launch.failed:
         message = "a threadgroup_barrier was not reached by all threads of the group"
         raise KernelError([Finding("divergence", message, kernel, *place)])

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .steps import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Finding:
     threads: tuple[int, ...] = ()
     threadgroup: int = -1
     column: int = 0
+    # It is true, but changes no result.
+    is_note: bool = False
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.line else ""
@@ -32,16 +37,22 @@ class Finding:
         column = f":{self.column}" if self.column else ""
         where = f"{self.file}:{self.line}{column}: " if self.line else ""
         inside = f" in {self.kernel}" if self.kernel else ""
-        return f"{where}error: {self.message} [{self.kind}{inside}]"
+        severity = "note" if self.is_note else "error"
+        return f"{where}{severity}: {self.message} [{self.kind}{inside}]"
 
 
 @dataclass(slots=True)
 class Report:
-    """The findings of one run, its counters, and the kernel's name."""
+    """The findings of one run, its counters, and the kernel's name. `notes` are findings that
+    change no result, `log` has the lines that the kernel gave to os_log, `steps` what a traced
+    thread did."""
 
     kernel: str = ""
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
+    notes: list[Finding] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -63,6 +74,8 @@ class Report:
                 "kernel": self.kernel,
                 "ok": self.ok,
                 "findings": [asdict(f) for f in self.findings],
+                "notes": [asdict(f) for f in self.notes],
+                "log": self.log,
                 "counters": self.counters,
             },
             indent=2,

@@ -17,9 +17,17 @@ from dataclasses import dataclass
 _SITED = re.compile(
     r"@(__tsan_(?:unaligned_)?(?:read|write)\d+|__tsan_mem(?:cpy|move|set)"
     r"|__ubsan_handle_\w+|msl_threadgroup_barrier|msl_collective|msl_fence|msl_atomic"
-    r"|msl_assertion_failed|msl_texture_missed)\("
+    r"|msl_assertion_failed|msl_texture_missed|msl_log|__sanitizer_cov_trace_pc)\("
 )
-_BLOCKING = ("msl_threadgroup_barrier", "msl_collective", "msl_threadgroup_memory", "msl_lane")
+# What cannot be done for all threads of a group in one loop.
+_BLOCKING = (
+    "msl_threadgroup_barrier",
+    "msl_collective",
+    "msl_threadgroup_memory",
+    "msl_lane",
+    "msl_thread",
+    "msl_log",
+)
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$")
 _SCOPE = re.compile(
     r"^!(\d+) = (?:distinct )?!(?:DISubprogram|DILexicalBlock|DILexicalBlockFile)\((.*)\)$"

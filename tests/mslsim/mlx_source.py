@@ -19,10 +19,12 @@ SOURCES = ROOT / KERNELS
 
 # What a header expects its includer to have included before it.
 BEFORE = {
-    "steel/gemm/kernels": ["steel/gemm/gemm.h"],
+    "steel/gemm/kernels": ["steel/gemm/gemm.h", "steel/gemm/gemm_nax.h"],
     "steel/conv": ["steel/conv/conv.h"],
     "quantized.h": ["steel/gemm/gemm.h"],
     "fp_quantized.h": ["steel/gemm/gemm.h"],
+    "quantized_nax.h": ["steel/gemm/gemm_nax.h", "quantized_utils.h"],
+    "fp_quantized_nax.h": ["steel/gemm/gemm_nax.h", "quantized_utils.h"],
     "searchsorted.h": ["sort.h"],
     "indexing/scatter": ["atomic.h"],
     "reduction/reduce": ["atomic.h", "reduction/ops.h"],
@@ -30,7 +32,7 @@ BEFORE = {
     "reduce.h": ["atomic.h", "reduction/ops.h"],
     "reduce_utils.h": ["atomic.h"],
 }
-# They need Metal 4's tensor operations, which no CPU machine here has.
+# They need Metal 4's tensor operations.
 NEEDS_TENSORS = "nax"
 
 

@@ -14,6 +14,7 @@ enum CheckBits : uint32_t {
   kCheckDivergence = 8,
   kCheckCounters = 16,
   kCheckSchedule = 32,
+  kTraceThread = 64,
 };
 
 struct Check {

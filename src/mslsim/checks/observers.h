@@ -6,6 +6,7 @@
 #include "counters.h"
 #include "divergence.h"
 #include "race.h"
+#include "trace.h"
 #include "uninitialized.h"
 
 namespace msl {
@@ -16,6 +17,7 @@ struct Observers {
   Uninitialized uninitialized;
   Counters counters;
   Divergence divergence;
+  Trace trace;
   uint32_t checks = 0;
   // Off while other schedules are tried: then only their results matter.
   bool watching = false;
@@ -27,6 +29,7 @@ struct Observers {
     if (checks & kCheckRace) f(race);
     if (checks & kCheckUninitialized) f(uninitialized);
     if (checks & kCheckCounters) f(counters);
+    if (checks & kTraceThread) f(trace);
   }
 
   bool access(const Worker& w, const Access& a) {
@@ -34,6 +37,7 @@ struct Observers {
     if (checks & kCheckRace) race.access(w, a);
     if (checks & kCheckUninitialized) uninitialized.access(w, a);
     if (checks & kCheckCounters) counters.access(w, a);
+    if (checks & kTraceThread) trace.access(w, a);
     return true;
   }
   void launch_begin(const Worker& w) {
@@ -58,6 +62,10 @@ struct Observers {
   }
   void collective(const Worker& w, unsigned g, int kind, int flags, uint32_t site) {
     each([&](auto& c) { c.collective(w, g, kind, flags, site); });
+  }
+  // What the thread that runs is about to do.
+  void step(const Worker& w, uint32_t kind, uint32_t site) {
+    if (watching && (checks & kTraceThread)) trace.step(w, kind, site);
   }
   void fence(const Worker& w, int flags, int scope) {
     each([&](auto& c) { c.fence(w, flags, scope); });

@@ -23,8 +23,13 @@ _STANDARD = [
     "metal_config", "metal_geometric", "metal_graphics", "metal_integer", "metal_limits",
     "metal_logging", "metal_math", "metal_matrix", "metal_numeric", "metal_pack",
     "metal_relational", "metal_simdgroup", "metal_simdgroup_matrix", "metal_texture",
-    "metal_types", "metal_type_traits", "metal_uniform", "metal_quadgroup", "simd/simd.h",
+    "metal_types", "metal_type_traits", "metal_uniform", "metal_quadgroup",
 ]  # fmt: skip
+_MPP = "MetalPerformancePrimitives/MetalPerformancePrimitives.h"
+# What they bring is in namespaces of its own, so that its names are free where they are not
+# included.
+_TENSORS = "namespace metal { using namespace msl_tensor; }\n"
+_OPERATIONS = f"{_TENSORS}namespace mpp {{ using namespace msl_mpp; }}\n"
 _FAR = re.compile(r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/)')
 _DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (error|fatal error|warning): (.*)$")
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b(.*)$", re.MULTILINE)
@@ -116,6 +121,7 @@ def parse(source: Source, tools: Toolchain, stand_ins: Path) -> Parsed:
     flags += ["-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_SIMDGROUP_MATRIX__=1"]
     flags += ["-D__HAVE_ATOMIC_FLOAT__=1", "-D__HAVE_SIMDGROUP_REDUCTION__=1", "-D__clang__=1"]
     flags += ["-D__HAVE_BFLOAT__=1"] if source.version >= 310 else []
+    flags += ["-D__HAVE_TENSOR__=1"] if source.version >= 400 else []
     flags += [part for folder in source.include for part in ("-I", str(folder))]
     flags += [f"-D{name}={_macro(value)}" for name, value in source.defines.items()]
     try:
@@ -181,11 +187,13 @@ def _with_macros(text: str, names: set[str]) -> str:
 
 
 def write_stand_ins(folder: Path) -> None:
-    """Empty files for the standard headers, whose contents the machine brings."""
-    for name in _STANDARD:
+    """Files for the standard headers: empty where the machine brings their contents."""
+    texts = dict.fromkeys(_STANDARD, "")
+    texts |= {"simd/simd.h": _simd_names(), "metal_tensor": _TENSORS, _MPP: _OPERATIONS}
+    for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#pragma once\n" + (_simd_names() if name.startswith("simd/") else ""))
+        path.write_text("#pragma once\n" + text)
 
 
 def _simd_names() -> str:
@@ -221,6 +229,7 @@ def diagnostics(text: str) -> list[Finding]:
 def _plain(message: str) -> str:
     """Metal's words for the machine's types, and no option names."""
     message = message.replace("_Float16", "half").replace("metal::msl_image::", "metal::")
+    message = message.replace("metal::msl_tensor::", "metal::").replace("msl_mpp::", "mpp::")
     return re.sub(r" \[-W[\w-]+\]$", "", message)
 
 

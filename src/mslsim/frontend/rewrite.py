@@ -369,6 +369,7 @@ def _argument(kind: str, parameter: Parameter) -> str:
     return f"msl::Buffer<{kind}>::get(a->{table}[{parameter.index}])"
 
 
-def threadgroup_names(cpp: str) -> dict[str, str]:
-    """The names of the threadgroup variables in rewritten text, by slot."""
-    return dict(re.findall(r"msl_slot_(\d+)_t& (\w+) =", cpp))
+def threadgroup_arrays(cpp: str) -> list[tuple[int, str, str]]:
+    """Slot, name and type of the threadgroup variables in rewritten text."""
+    found = re.findall(r"typedef ([^;]*) msl_slot_(\d+)_t[^;]*; msl_slot_\d+_t& (\w+) =", cpp)
+    return [(int(slot), name, kind) for kind, slot, name in found]

@@ -40,6 +40,18 @@ using Serve = void (*)(Collective*);
 // An exchange among the lanes that arrive, a barrier, or an operation that needs all lanes.
 enum CollectiveKind : int { kCollective = 0, kSimdBarrier = 1, kCooperative = 2 };
 
+// A value that a kernel logs: a number, a vector or text.
+enum LogKind : int { kLogSigned = 0, kLogUnsigned = 1, kLogReal = 2, kLogText = 3 };
+struct LogValue {
+  int kind;
+  int count;
+  union {
+    long integer[4];
+    double real[4];
+    const char* text;
+  };
+};
+
 using ThreadFunction = void (*)(const Arguments*, const Group*, unsigned thread);
 using GroupFunction = void (*)(const Arguments*, const Group*);
 
@@ -55,8 +67,10 @@ MSL_SYNC void msl_collective(void* value, int number, msl::Serve serve, int kind
 void msl_fence(int flags, int scope);
 void* msl_threadgroup_memory(unsigned slot, unsigned long size, unsigned long align);
 unsigned msl_lane(void);
+unsigned msl_thread(void);
 void msl_atomic(const volatile void* address, unsigned size, int writes);
 void msl_assertion_failed(void);
+void msl_log(int level, const char* format, const msl::LogValue* values, unsigned count);
 // A texel that a texture does not have: x, y, z or layer, and whether it was to be written.
 void msl_texture_missed(const void* texels, int x, int y, int z, int writes);
 }

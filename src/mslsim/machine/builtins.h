@@ -70,6 +70,7 @@ inline float __metal_frexp(float x, E* e, int = 0) {
   return m;
 }
 inline ushort __metal_get_simdgroup_size(ushort) { return 32; }
+inline ushort __metal_get_thread_index_in_simdgroup(ushort) { return ushort(msl_lane()); }
 
 #define MSL_BUILTIN_LANES(name)       \
   template <typename T>               \
@@ -124,21 +125,3 @@ inline T __metal_simd_shuffle_and_fill_up(T x, T fill, ushort d, ushort modulo) 
 inline void assert(bool holds) {
   if (!holds) msl_assertion_failed();
 }
-
-namespace metal {
-// Logging has no effect on results; the text is dropped.
-struct os_log {
-  constexpr os_log(const char*, const char*) {}
-  template <typename... A>
-  void log(A...) const {}
-  template <typename... A>
-  void log_debug(A...) const {}
-  template <typename... A>
-  void log_info(A...) const {}
-  template <typename... A>
-  void log_error(A...) const {}
-  template <typename... A>
-  void log_fault(A...) const {}
-};
-static constexpr os_log os_log_default("", "");
-}  // namespace metal

@@ -127,73 +127,13 @@ bool run_guarded(Launch& launch, bool watch) {
   return completed;
 }
 
-struct Copies {
-  char* of[kBuffers];
-  void take() {
-    for (unsigned i = 0; i < kBuffers; ++i) {
-      const Region& r = memory().regions[i];
-      of[i] = nullptr;
-      if (!r.bound || r.read_only || !r.bytes) continue;
-      of[i] = static_cast<char*>(malloc(r.bytes));
-      if (!of[i]) abort();
-      memcpy(of[i], r.address, r.bytes);
-    }
-  }
-  void put_back() const {
-    for (unsigned i = 0; i < kBuffers; ++i) {
-      if (of[i]) memcpy(memory().regions[i].address, of[i], memory().regions[i].bytes);
-    }
-  }
-  void drop() {
-    for (char* p : of) free(p);
-  }
-};
-
-// Sums of floats in another order may differ by rounding.
-bool differs(const Region& r, const char* before, uint64_t at) {
-  if (r.address[at] == before[at]) return false;
-  if (!r.float_atomics) return true;
-  float a, b;
-  memcpy(&a, r.address + at / 4 * 4, 4);
-  memcpy(&b, before + at / 4 * 4, 4);
-  const float size = __builtin_fabsf(a) + __builtin_fabsf(b);
-  return !(__builtin_fabsf(a - b) <= 1e-4f * size + 1e-5f);
-}
-
-void compare_schedules(Launch& launch, const Copies& inputs, int first_order) {
-  Copies result;
-  result.take();
-  const int orders[] = {kAscending, kDescending, kRandom};
-  for (int order : orders) {
-    if (order == first_order || memory().session->found_count) continue;
-    inputs.put_back();
-    launch.order = order;
-    launch.seed = 12345;
-    if (!run_guarded(launch, false)) break;
-    for (unsigned i = 0; i < kBuffers; ++i) {
-      const Region& r = memory().regions[i];
-      if (!result.of[i] || !memcmp(r.address, result.of[i], r.bytes)) continue;
-      uint64_t at = 0;
-      while (at < r.bytes && !differs(r, result.of[i], at)) ++at;
-      if (at == r.bytes) continue;
-      Found f{};
-      f.kind = kScheduleDependence;
-      f.thread = f.other_thread = f.group = f.other_group = kNone;
-      f.region = i;
-      f.size = static_cast<uint32_t>(order);
-      f.offset = static_cast<int64_t>(at);
-      record(f);
-    }
-  }
-  result.put_back();
-  result.drop();
-}
-
 }  // namespace
 
 void* observed_arena() { return memory().regions[kArenaRegion].address; }
 
 }  // namespace msl
+
+#include "again.h"
 
 extern "C" {
 // Maps the buffers of `session` from the file behind `fd`; 0 on success.
@@ -231,14 +171,16 @@ int msl_run_checked(msl::Launch* launch) {
   Session& s = *memory().session;
   observers().checks = s.checks;
   Copies inputs{};
+  Marks marks{};
   const bool schedules = s.checks & kCheckSchedule;
-  if (schedules) inputs.take();
+  inputs.take();
+  marks.take();
   const bool completed = run_guarded(*launch, true);
   s.threadgroup_bytes = launch->static_threadgroup_bytes;
-  if (schedules) {
-    if (completed && !s.found_count) compare_schedules(*launch, inputs, launch->order);
-    inputs.drop();
-  }
+  if (completed && found_unwritten()) weigh_unwritten(*launch, inputs, marks);
+  if (schedules && completed && !found_harm()) compare_schedules(*launch, inputs, launch->order);
+  marks.drop();
+  inputs.drop();
   return 0;
 }
 
@@ -288,6 +230,9 @@ void msl_texture_missed(const void* texels, int x, int y, int z, int writes, uin
   record(f);
 }
 void msl_assertion_failed(uint32_t site) { msl::record_here(msl::kAssertion, site); }
+void __sanitizer_cov_trace_pc(uint32_t site) {
+  MSL_NOTIFY(step(msl::here(), msl::kTraceBranch, site));
+}
 // There is no way on for the thread, but there is for the others.
 void __ubsan_handle_out_of_bounds_abort(void* array, uintptr_t index, uint32_t site) {
   msl::settle_stray();

@@ -14,13 +14,17 @@ namespace msl {
 namespace {
 [[noreturn]] void leave_kernel();
 jmp_buf g_thread;
+// What memory holds before it is written.
+int g_poison = 0xff;
 }  // namespace
 }  // namespace msl
+#define MSL_POISON g_poison
 #define MSL_LEAVE_KERNEL leave_kernel()
 #define MSL_THREAD_ENDED _setjmp(g_thread)
 #else
 #define MSL_NOTIFY(call) ((void)0)
 #define MSL_REDZONE 0
+#define MSL_POISON 0xff
 #define MSL_LEAVE_KERNEL ((void)0)
 #define MSL_THREAD_ENDED false
 #define MSL_ARENA(index) mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0)

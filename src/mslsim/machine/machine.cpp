@@ -284,6 +284,7 @@ bool Worker::release_barrier() {
 
 MSL_INLINE void Worker::threadgroup_barrier(int flags, uint32_t site) {
   const unsigned t = current;
+  MSL_NOTIFY(step(*this, kTraceBarrier, site));
   simdgroups[t / 32].ready &= ~(1u << (t % 32));
   if (arrived_++ == 0) {
     barrier_site = site;
@@ -301,6 +302,7 @@ MSL_INLINE void Worker::threadgroup_barrier(int flags, uint32_t site) {
 MSL_INLINE void Worker::collective(void* value, int number, Serve serve, int kind, int flags,
                                    uint32_t site) {
   const unsigned t = current, lane = t % 32;
+  MSL_NOTIFY(step(*this, kTraceCollective, site));
   Simdgroup& s = simdgroups[t / 32];
   if (!s.at_collective) {
     s.first_site = site;
@@ -371,7 +373,7 @@ void* Worker::threadgroup_memory(uint32_t slot, size_t bytes, size_t align) {
   threadgroup_bytes += bytes;
   s = {arena + at, bytes, generation_};
   // A quiet NaN in float, half and bfloat: what is read before it is written shows.
-  memset(s.address, 0xff, bytes);
+  memset(s.address, MSL_POISON, bytes);
   MSL_NOTIFY(threadgroup_block(*this, at, bytes));
   return s.address;
 }
@@ -392,6 +394,7 @@ uint32_t Worker::slot_at(int64_t offset) const {
 #ifdef MSL_CHECKED
 #include "checked.h"
 #endif
+#include "log.h"
 
 using msl::here;
 extern "C" {
@@ -404,4 +407,5 @@ void* msl_threadgroup_memory(unsigned slot, unsigned long bytes, unsigned long a
   return here().threadgroup_memory(slot, bytes, align);
 }
 unsigned msl_lane(void) { return here().current % msl::kSimdWidth; }
+unsigned msl_thread(void) { return here().current; }
 }

@@ -40,6 +40,13 @@ struct Launch {
   uint32_t failed;
 };
 
+// What kernels log, record after record.
+struct Log {
+  uint32_t used;
+  uint32_t lost;
+  char text[1 << 16];
+};
+
 struct Simdgroup {
   uint32_t ready;          // lanes that can run
   uint32_t live;           // lanes that have not returned

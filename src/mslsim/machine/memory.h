@@ -57,6 +57,41 @@ struct Found {
   uint64_t block_offset;  // start, size and slot of the block of threadgroup memory
   uint64_t block_bytes;
   uint64_t block_slot;
+  uint64_t value;  // what a race has written, and what was there before
+  uint64_t other_value;
+  uint32_t barrier;  // BarrierRole
+  uint32_t barrier_site;
+  uint32_t barrier_flags;
+  uint32_t simd_site;  // a simdgroup_barrier of one of two simdgroups
+  uint32_t harmless;   // memory that nobody wrote, whose value reaches no result
+  uint32_t unused;
+};
+
+// What a barrier has to do with a race.
+enum BarrierRole : uint32_t {
+  kPassedBarrier = 1,      // a threadgroup_barrier between, for other memory
+  kPassedSimdBarrier = 2,  // a simdgroup_barrier between, for other memory
+  kSince = 3,              // the last one before both
+};
+
+// One thing that a traced thread does.
+enum TraceKind : uint32_t {
+  kTraceRead = 0,
+  kTraceWrite = 1,
+  kTraceBranch = 2,
+  kTraceBarrier = 3,
+  kTraceCollective = 4,
+};
+struct TraceEvent {
+  uint32_t kind;
+  uint32_t site;
+  uint32_t region;
+  uint32_t slot;  // of threadgroup memory; `offset` is in it
+  uint32_t size;
+  uint32_t atomic;
+  int64_t offset;
+  char value[16];
+  const char* address;
 };
 
 struct RegionCounts {
@@ -94,6 +129,15 @@ struct Session {
   uint64_t sampled_accesses;
   uint64_t sampled_lines;
   uint64_t threadgroup_bytes;
+  // The thread to be traced, and where the file has room for what it does.
+  uint64_t trace_offset;
+  uint32_t trace_room;
+  uint32_t trace_group;
+  uint32_t trace_thread;
+  uint32_t trace_count;
+  uint32_t trace_lost;
+  uint32_t unused;
+  Log log;
 };
 
 struct Region {
@@ -134,14 +178,16 @@ inline bool is_known(FindingKind kind, uint32_t site) {
   return false;
 }
 
-// Adds a finding unless one of this kind is known for these lines.
-inline void record(const Found& f) {
+// Adds a finding unless one of this kind is known for these lines; null if it is.
+inline Found* record(const Found& f) {
   Session& s = *memory().session;
   for (uint32_t i = 0; i < s.found_count; ++i) {
     const Found& g = s.found[i];
-    if (g.kind == f.kind && g.site == f.site && g.other_site == f.other_site) return;
+    if (g.kind == f.kind && g.site == f.site && g.other_site == f.other_site) return nullptr;
   }
-  if (s.found_count < kMaxFound) s.found[s.found_count++] = f;
+  if (s.found_count == kMaxFound) return nullptr;
+  s.found[s.found_count] = f;
+  return &s.found[s.found_count++];
 }
 
 }  // namespace msl

@@ -14,7 +14,11 @@
 #include "simdgroup_matrix.h"
 #include "atomic.h"
 #include "builtins.h"
+#include "logging.h"
 #include "kernel.h"
+#include "wide_vector.h"
+#include "tensor.h"
+#include "matmul.h"
 #include "sampler.h"
 #include "texture.h"
 // clang-format on

@@ -34,16 +34,20 @@ struct msl_tile {
   explicit msl_tile(uint lane)
       : row(int((lane / 4 & 4) + lane / 2 % 4)), column(int((lane / 4 & 2) * 2 + lane % 2 * 2)) {}
 };
+// An operation that needs all lanes; a lane that is missing is told.
+MSL_UNWATCHED inline bool msl_all_lanes(msl::Collective* k) {
+  if (k->mask == 0xffffffffu) return true;
+  k->undefined = k->mask;
+  for (int& number : k->number) number = __builtin_ctz(~k->mask);
+  return false;
+}
+MSL_UNWATCHED inline void msl_serve_all(msl::Collective* k) { msl_all_lanes(k); }
 struct msl_product {
   void *d, *a, *b, *c;
 };
 template <typename D, typename A, typename B, typename C>
 MSL_UNWATCHED void msl_serve_multiply(msl::Collective* k) {
-  if (k->mask != 0xffffffffu) {
-    k->undefined = k->mask;
-    for (int& number : k->number) number = __builtin_ctz(~k->mask);
-    return;
-  }
+  if (!msl_all_lanes(k)) return;
   float a[8][8], b[8][8], sum[8][8];
   for (uint lane = 0; lane < 32; ++lane) {
     const msl_tile at(lane);
