@@ -195,9 +195,10 @@ def doctor() -> None:
     kept = [what for part, what in parts.items() if part not in given_up]
     print(f"compiler: {tools.driver[0]}")
     print(f"cache: {cache_directory()}, up to {size_limit() >> 20} MiB")
-    print(f"checked kernels cannot reach {', '.join(lost) or 'nothing less than you can'}")
+    if lost:
+        print(f"checked kernels cannot reach {', '.join(lost)}")
     if kept:
-        print(f"they are NOT kept from {', '.join(kept)}: this system does not allow it")
+        print(f"checked kernels can reach {', '.join(kept)}: nothing here keeps them from it")
 
 
 @app.command()
