@@ -181,6 +181,25 @@ def lint(
 
 
 @app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(help="where to write it")] = Path(),
+) -> None:
+    """Write a kernel with a bug and a launch of it, and check it: the first bug."""
+    from . import example as text
+
+    kernel, launch = folder / "total.metal", folder / "total.toml"
+    for path in (kernel, launch):
+        if path.exists():
+            raise ValueError(f"{path} exists; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    kernel.write_text(text.KERNEL)
+    launch.write_text(text.LAUNCH)
+    print(f"wrote {kernel} and {launch}\n")
+    _print(_run(kernel, load_spec(launch), None, None).findings)
+    print(text.ADVICE.format(kernel=kernel, launch=launch))
+
+
+@app.command()
 def doctor() -> None:
     """Tell what is used and how checked kernels are isolated."""
     from . import isolated

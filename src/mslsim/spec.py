@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .memory import uninitialized
+from .texture import Sampler
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,8 +28,12 @@ else:
 _NEEDED = ("kernel", "threads", "group_size")
 _OPTIONS = ("checks", "order", "strict", "defines", "include", "version", "timeout")
 _BY_INDEX = ("constants", "threadgroup_memory")
-_KEYS = (*_NEEDED, *_OPTIONS, *_BY_INDEX, "arguments", "seed", "expect")
-_ARGUMENT = ("name", "npy", "unbound", "value", "type", "shape", "dtype", "fill")
+_KEYS = (
+    *_NEEDED, *_OPTIONS, *_BY_INDEX, "arguments", "textures", "samplers", "seed", "expect"
+)  # fmt: skip
+_ARGUMENT = ("name", "npy", "unbound", "value", "type", "shape", "dtype", "fill", "struct")
+_TEXTURE = ("index", "npy", "shape", "dtype", "fill")
+_SAMPLER = ("index", "filter", "address", "coord", "border_color", "compare_func")
 _FILLS = ("random", "zeros", "ones", "range", "none")
 # numpy has no bfloat16: arrays of it hold the bits.
 _BFLOAT = "bfloat16"
@@ -73,6 +78,14 @@ def _spec(folder: Path, data: dict[str, Any]) -> Spec:
     for name in _BY_INDEX:
         if name in data:
             options[name] = {int(k): v for k, v in data[name].items()}
+    if "textures" in data:
+        options["textures"] = {
+            index: _argument(folder, entry, generator)
+            for index, entry in _numbered("texture", data["textures"], _TEXTURE)
+        }
+    if "samplers" in data:
+        known = _numbered("sampler", data["samplers"], _SAMPLER)
+        options["samplers"] = {index: Sampler(**entry) for index, entry in known}
     return Spec(
         data["kernel"],
         _size("threads", data["threads"]),
@@ -82,6 +95,17 @@ def _spec(folder: Path, data: dict[str, Any]) -> Spec:
         options,
         data.get("expect", []),
     )
+
+
+def _numbered(
+    what: str, entries: list[dict[str, Any]], known: Collection[str]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Entries with the places that they name, or else those in which they stand."""
+    found = []
+    for i, entry in enumerate(entries):
+        _known(f"key of a {what}", entry, known)
+        found.append((int(entry.get("index", i)), {k: v for k, v in entry.items() if k != "index"}))
+    return found
 
 
 def _known(what: str, given: Collection[str], known: Collection[str]) -> None:
@@ -117,6 +141,8 @@ def _argument(folder: Path, entry: dict[str, Any], generator: np.random.Generato
         return _array(folder / entry["npy"])
     if entry.get("unbound"):
         return None
+    if "struct" in entry:
+        return dict(entry["struct"])
     if "value" in entry:
         if "type" not in entry:
             return entry["value"]
