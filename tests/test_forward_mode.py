@@ -146,6 +146,8 @@ def _xlstm() -> dict[str, Call]:
         "mlstm_parallel": (lambda *a: m.mlstm_parallel(*a, gate="sigmoid"), sequence),
         "mlstm_step": (lambda *a: m.mlstm_step(*a)[0], tuple(x[:, :, 0] for x in sequence)),
         "multi_head_norm": (m.multi_head_norm, (_r(1, 2, 2, 4), _r(8), _r(8))),
+        "slstm": (m.slstm, (_r(2, 3, 4, 1, 2), _r(1, 2, 4, 2), _r(1, 4, 2))),
+        "slstm_step": (lambda *a: m.slstm_step(*a)[0], (_r(2, 4, 1, 2), _r(1, 2, 4, 2))),
     }
 
 
