@@ -2,6 +2,7 @@
 """Modules: thin holders of parameters around the ops, with torch.nn's names and state_dicts."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,16 +30,33 @@ if TYPE_CHECKING:
     from metalcore._quantized_layers import (
         Int8Linear as Int8Linear,
     )
+    from metalcore.xlstm.layers import (
+        MLSTMCell as MLSTMCell,
+    )
+    from metalcore.xlstm.layers import (
+        MLSTMLayer as MLSTMLayer,
+    )
+    from metalcore.xlstm.layers import (
+        SLSTMLayer as SLSTMLayer,
+    )
+    from metalcore.xlstm.layers import (
+        XLSTMBlock as XLSTMBlock,
+    )
+    from metalcore.xlstm.model import XLSTM as XLSTM
 
 _PACKED = ("GGMLEmbedding", "GGMLLinear", "Int4Linear", "Int8Linear")
+_XLSTM = ("MLSTMCell", "MLSTMLayer", "SLSTMLayer", "XLSTMBlock")
+_ELSEWHERE = {
+    **dict.fromkeys(_PACKED, "metalcore._quantized_layers"),
+    **dict.fromkeys(_XLSTM, "metalcore.xlstm.layers"),
+    "XLSTM": "metalcore.xlstm.model",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Layers of packed weights are loaded when they are asked for, with their ops."""
-    if name in _PACKED:
-        from metalcore import _quantized_layers
-
-        return getattr(_quantized_layers, name)
+    """Layers of packed weights and of xLSTM are loaded when they are asked for, with their ops."""
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 

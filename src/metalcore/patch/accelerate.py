@@ -14,8 +14,10 @@ from torch import nn
 
 from metalcore.patch import activations, norms, rotary
 from metalcore.patch import attention as attentions
+from metalcore.patch import conv as convs
 from metalcore.patch import loss as losses
 from metalcore.patch import mlp as mlps
+from metalcore.patch import mlstm as mlstms
 from metalcore.patch.swap import Swapped, restore, swap, swapped_by
 
 
@@ -66,8 +68,8 @@ class Summary:
         self._swapped.append(module)
 
     def count(self, layer: str) -> int:
-        """How many layers of a kind (`norm`, `rope`, `attention`, `mlp`, `loss`) metalcore computes
-        now."""
+        """How many layers of a kind (`norm`, `rope`, `attention`, `mlp`, `mlstm`, `conv`, `loss`)
+        metalcore computes now."""
         return sum(r.count for r in self.rows if r.layer == layer and r.by)
 
     def __enter__(self) -> "Summary":
@@ -113,6 +115,8 @@ def accelerate(
     rope: bool = True,
     attention: bool = True,
     mlp: bool = True,
+    mlstm: bool = True,
+    conv: bool = True,
     loss: bool = True,
 ) -> Summary:
     """Let the layers of a transformers model compute with metalcore, in place.
@@ -128,6 +132,8 @@ def accelerate(
         attention: what layers look up in the `AttentionInterface` of transformers becomes
             `attention`, and `attention_decode` in generation.
         mlp: products and activations of feed-forward layers become `swiglu`, `geglu`, `gelu`.
+        mlstm: the mLSTM of xLSTM models becomes `mlstm_chunkwise`, and `mlstm_step` in generation.
+        conv: causal convolutions of Mamba and its kin become `causal_conv1d`.
         loss: with `labels`, the loss becomes `linear_cross_entropy`, and logits are computed only
             if somebody looks at them.
 
@@ -145,7 +151,9 @@ def accelerate(
         for kind, wanted in (
             (norms.RMSNorm, rms_norm),
             (norms.GatedRMSNorm, rms_norm),
+            (norms.HeadRMSNorm, rms_norm),
             (norms.LayerNorm, layer_norm),
+            (norms.HeadLayerNorm, layer_norm),
         )
         if wanted
     ]
@@ -163,6 +171,10 @@ def accelerate(
         }
         examined |= layers
         examined |= _each(summary, model, "mlp", activations, [activations.Activation], within)
+    if mlstm:
+        examined |= _each(summary, model, "mlstm", mlstms, [mlstms.MLSTM])
+    if conv:
+        examined |= _each(summary, model, "conv", convs, [convs.CausalConv])
     if loss:
         examined |= _loss(summary, model)
     summary.not_examined = dict(Counter(type(m).__name__ for m in _others(model, examined)))
@@ -254,6 +266,12 @@ def _describe(kind: type[Swapped], how: Any) -> str:
         return "rms_norm" + (", weight + 1" if how.weight_offset else "")
     if kind is norms.LayerNorm:
         return "layer_norm"
+    if kind in (norms.HeadRMSNorm, norms.HeadLayerNorm):
+        return "multi_head_norm"
+    if kind is mlstms.MLSTM:
+        return "mlstm_chunkwise, mlstm_step"
+    if kind is convs.CausalConv:
+        return "causal_conv1d"
     if kind is norms.GatedRMSNorm:
         return "rms_norm, swiglu"
     if kind is activations.Activation:
@@ -307,11 +325,14 @@ def _loss(summary: Summary, model: nn.Module) -> set[nn.Module]:
 
 def patch_transformers_rmsnorm(model: nn.Module) -> int:
     """Replace the RMSNorms of `model` as `accelerate` does; how many there were."""
-    others = {"layer_norm": False, "rope": False, "attention": False, "mlp": False, "loss": False}
-    return accelerate(model, **others).count("norm")
+    return accelerate(model, **_all_but("rms_norm")).count("norm")
 
 
 def patch_transformers_rope(model: nn.Module) -> int:
     """Replace the rotary embedding of `model` as `accelerate` does; in how many layers."""
-    others = {"rms_norm": False, "layer_norm": False, "attention": False}
-    return accelerate(model, **others, mlp=False, loss=False).count("rope")
+    return accelerate(model, **_all_but("rope")).count("rope")
+
+
+def _all_but(part: str) -> dict[str, bool]:
+    parts = ("rms_norm", "layer_norm", "rope", "attention", "mlp", "mlstm", "conv", "loss")
+    return {name: False for name in parts if name != part}

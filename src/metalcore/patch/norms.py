@@ -11,6 +11,7 @@ from metalcore._check import FLOATS
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
 from metalcore.ops.train.swiglu import swiglu
+from metalcore.ops.xlstm.multi_head_norm import multi_head_norm
 from metalcore.patch.probe import DTYPES, agrees, ask, stand_in
 from metalcore.patch.swap import Swapped, restore, swap
 
@@ -72,6 +73,28 @@ class LayerNorm(_Norm):
         return layer_norm(x, x.shape[-1:], weight, bias, getattr(self, how.eps))
 
 
+class _HeadNorm(_Norm):
+    """Norms of the heads of x [B, T, H, D], side by side with one weight for all."""
+
+    kind: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        how: How = self.origin.how
+        if kwargs or len(args) != 1 or not self.fits(args[0], how) or args[0].dim() != 4:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
+        eps: float = getattr(self, how.eps)
+        return multi_head_norm(args[0], weight, bias, kind=self.kind, eps=eps)
+
+
+class HeadRMSNorm(_HeadNorm):
+    kind = "rms"
+
+
+class HeadLayerNorm(_HeadNorm):
+    kind = "layer"
+
+
 def is_candidate(module: nn.Module) -> bool:
     """Whether `module` looks like a norm: an eps, a weight and a bias at most, no parts."""
     return (
@@ -111,6 +134,19 @@ def recognise(module: nn.Module) -> tuple[type[Swapped], How] | str:
                 mixed = ask(partial(_answers, module, inputs, [(torch.bfloat16, torch.float32)]))
                 keeps_dtype = bool(mixed) and mixed[0][2].dtype is torch.bfloat16
                 return kind, how._replace(keeps_dtype=keeps_dtype)
+    return _of_heads(module, eps_name)
+
+
+def _of_heads(module: nn.Module, eps_name: str) -> tuple[type[Swapped], How] | str:
+    """The same of a norm of heads, whose number and size it says."""
+    heads, size = getattr(module, "num_heads", None), getattr(module, "head_dim", None)
+    if isinstance(heads, int) and isinstance(size, int):
+        pairs = [(dtype, dtype) for dtype in DTYPES]
+        answers = ask(partial(_answers, module, 1, pairs, (heads, size))) or []
+        for kind in (HeadLayerNorm, HeadRMSNorm):
+            how = How(eps_name, 0.0, False)
+            if answers and _agree(kind, how, answers):
+                return kind, how
     return "computes neither an RMSNorm nor a LayerNorm that metalcore has"
 
 
@@ -130,12 +166,21 @@ def _agree(kind: type[Swapped], how: How, answers: list[Asked]) -> bool:
 
 
 def _answers(
-    module: nn.Module, inputs: int, dtypes: list[tuple[torch.dtype, torch.dtype]]
+    module: nn.Module,
+    inputs: int,
+    dtypes: list[tuple[torch.dtype, torch.dtype]],
+    heads: tuple[int, ...] = (),
 ) -> list[Asked]:
-    return [_answer(module, inputs, dtype, weights) for dtype, weights in dtypes]
+    return [_answer(module, inputs, dtype, weights, heads) for dtype, weights in dtypes]
 
 
-def _answer(module: nn.Module, inputs: int, dtype: torch.dtype, weights: torch.dtype) -> Asked:
+def _answer(
+    module: nn.Module,
+    inputs: int,
+    dtype: torch.dtype,
+    weights: torch.dtype,
+    heads: tuple[int, ...],
+) -> Asked:
     """Random weights, an input whose rows differ in scale, and perhaps a gate."""
     drawn = {
         name: None if p is None else torch.randn(p.shape).to(weights)
@@ -148,5 +193,6 @@ def _answer(module: nn.Module, inputs: int, dtype: torch.dtype, weights: torch.d
     # small rows tell where eps is added; three dimensions tell a LayerNorm from a GroupNorm
     scale = torch.tensor([1e-3, 1.0, 30.0])[:, None]
     x = ((torch.randn(2, 3, width) + 0.5) * scale).to(dtype)
+    x = x.unflatten(2, heads) if heads else x
     gates = [3 * torch.randn(2, 3, width).to(dtype) for _ in range(inputs - 1)]
     return probe, (x, *gates), probe.forward(x, *gates)

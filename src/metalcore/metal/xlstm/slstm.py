@@ -43,7 +43,7 @@ class Problem:
 
     @property
     def is_empty(self) -> bool:
-        return self.entries * self.heads == 0
+        return bool(self.entries * self.heads == 0)
 
     def run(self, y: Buffer, last: Buffer, kept: Buffer | None, before: Buffer | None) -> None:
         """All steps: their results, or what the gradient needs of them."""
@@ -51,7 +51,7 @@ class Problem:
         lanes = min(p.policy["lanes"], round_up(self.size, SIMD_WIDTH))
         variant = (*self.types, self.room, lanes, self.a.bias is not None, self.given)
         keeps = kept is not None
-        others = (kept, before) if keeps else (self.filler(), self.filler())
+        others = (kept or self.filler(), before or self.filler())
         args = (self.x, self.recurrent, self.bias, self.states, y, last, *others, self.sizes)
         grid = (lanes, 4 * self.heads, self.entries)
         p.launch(FILE, "slstm", (*variant, keeps), args, grid, (lanes, 4, 1))
