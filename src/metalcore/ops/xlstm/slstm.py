@@ -30,10 +30,20 @@ from metalcore._check import (
 from metalcore._op import Example, Op, accumulate, accumulate_dtype
 
 _ARGS = "Tensor x, Tensor recurrent, Tensor? bias, Tensor? states, float? clip"
-_forward = Op(f"slstm({_ARGS}) -> (Tensor y, Tensor last)")
+_LETTERS = "bTGhD, hDGD, hGD, bGhD"
+
+
+def _letters_of_backward(*args: Any) -> str:
+    bias = "hGD" if args[4] is not None else "Z"
+    states = "bGhD" if args[5] is not None else "Z"
+    return f"bThD, bGhD, {_LETTERS} -> bTGhD, hDGD, {bias}, {states}"
+
+
+_forward = Op(f"slstm({_ARGS}) -> (Tensor y, Tensor last)", sharding=f"{_LETTERS} -> bThD, bGhD")
 _backward = Op(
     f"slstm_backward(Tensor dy, Tensor? dlast, {_ARGS})"
-    " -> (Tensor dx, Tensor drecurrent, Tensor dbias, Tensor dstates)"
+    " -> (Tensor dx, Tensor drecurrent, Tensor dbias, Tensor dstates)",
+    sharding=_letters_of_backward,
 )
 # every step rounds what the next one starts from
 set_accuracy("slstm", 32.0)
