@@ -8,6 +8,7 @@
 
 #include "../common/aten.h"
 #include "../common/policy.h"
+#include "../common/text.h"
 #include "expect.h"
 #include "householder.h"
 
@@ -126,7 +127,8 @@ bool side_by_side(int64_t batch, int64_t size, int64_t lanes) {
   return size <= interleaved_alone_up_to || (worth && size <= interleaved_up_to);
 }
 
-std::tuple<Tensor, Tensor> qr(const Tensor& A_in, std::string mode) {
+std::tuple<Tensor, Tensor> qr(const Tensor& A_in, StringHandle mode_in) {
+  const std::string mode = taken(mode_in);
   expect_matrices("qr", A_in);
   STD_TORCH_CHECK(mode == "reduced" || mode == "complete" || mode == "r",
                   "qr: mode must be reduced, complete or r, got ", mode);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // x W^T for W in ggml's blocks, its gradient dy W, and the tiles of W, on the CPU.
 
+#include "../common/text.h"
 #include "packed_matmul.h"
 
 namespace metalcore::cpu {
@@ -59,8 +60,9 @@ Tensor pack_ggml(const Tensor& blocks, int64_t type) {
 }
 
 Tensor matmul_ggml(const Tensor& x_in, const Tensor& blocks, std::optional<Tensor> tiles,
-                   int64_t type, std::string activation) {
+                   int64_t type, StringHandle activation_in) {
   const char* op = "matmul_ggml";
+  const std::string activation = taken(activation_in);
   const Weight w = weight_of(op, blocks, type);
   expect_last(op, x_in, w.K);
   const Tensor x = dense(x_in);

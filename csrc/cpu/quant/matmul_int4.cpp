@@ -2,6 +2,7 @@
 // x W^T for W of 4 or 8 bits in groups, its gradient dy W, and the tiles of W, on the CPU.
 //   W[n, k] = scale[n, g] q + bias[n, g], or scale[n, g] (q - middle); g = k / group
 
+#include "../common/text.h"
 #include "packed_matmul.h"
 
 namespace metalcore::cpu {
@@ -124,8 +125,9 @@ Tensor pack_int(const Tensor& packed, const Tensor& scale, std::optional<Tensor>
 template <int bits>
 Tensor matmul_int(const Tensor& x_in, const Tensor& packed, const Tensor& scale,
                   std::optional<Tensor> bias, std::optional<Tensor> tiles, int64_t group,
-                  std::string activation) {
+                  StringHandle activation_in) {
   const char* op = bits == 4 ? "matmul_int4" : "matmul_int8";
+  const std::string activation = taken(activation_in);
   expect_rows(op, x_in);
   const Tensor x = dense(x_in);
   const int64_t M = rows_of(x), K = x.size(x.dim() - 1);

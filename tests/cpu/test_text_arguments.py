@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Kernels that take a text leave none of it in memory."""
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import metalcore
+
+CALLS = 2000
+
+
+class _Memory(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in "abcdefghij")
+
+
+def bytes_in_use() -> int:
+    """What is allocated by malloc in all threads, and not freed."""
+    count = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if count is None:
+        pytest.skip("the C library does not count")
+    count.restype = _Memory
+    found = count()
+    # in arenas (uordblks), and in maps of their own (hblkhd)
+    return int(found.h) + int(found.e)
+
+
+def _products() -> dict[str, Callable[[], object]]:
+    x, weight = torch.randn(2, 64), torch.randn(16, 64)
+    blocks, four = metalcore.quantize_ggml(weight, "q4_0"), metalcore.quantize_int4(weight, 32)
+    tiles, packed = metalcore.pack_ggml(blocks, "q4_0"), metalcore.pack_int4(four)
+    matrices = torch.randn(20, 4, 4)
+    return {
+        "matmul_ggml": lambda: metalcore.matmul_ggml(x, blocks, "q4_0", tiles=tiles),
+        "matmul_int4": lambda: metalcore.matmul_int4(x, four, tiles=packed),
+        "qr": lambda: metalcore.qr(matrices),
+    }
+
+
+@pytest.mark.parametrize("op", ["matmul_ggml", "matmul_int4", "qr"])
+def test_calls_leave_nothing_behind(op: str) -> None:
+    call = _products()[op]
+    with metalcore.trace() as t:
+        call()
+    assert all(path.startswith("cpu") for path in t.paths[op])
+    for _ in range(200):
+        call()
+    before = bytes_in_use()
+    for _ in range(CALLS):
+        call()
+    # a string object alone has 32 bytes
+    assert bytes_in_use() - before < CALLS * 8
