@@ -12,7 +12,7 @@ SETTINGS := $(if $(CI),--config-settings=cmake.define.METALCORE_WERROR=ON)
 # a process per core, each of them with one thread
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: default test demo bench build lint format sim asan tsan story wheel clean
+.PHONY: default test demo bench build lint format sim asan tsan story wheel wheels docs test-neon clean
 default: lint  ## what a change reaches, in less than two minutes: see tests/reach.py
 	$(PYTEST) $$($(BIN)/python tests/reach.py)
 
@@ -60,6 +60,14 @@ story:  ## every file of an op: make story OP=rms_norm
 
 wheel: build
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+wheels: build  ## all that is published, for every machine, checked: make wheels TARGETS=macos
+	$(BIN)/pip install --quiet -r release/requirements.txt
+	$(BIN)/python release/wheels.py $(TARGETS)
+
+docs: build  ## the site, in build/site, with every link checked
+	$(BIN)/pip install --quiet -r release/requirements-docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf build dist .venv

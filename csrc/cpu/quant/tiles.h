@@ -199,13 +199,15 @@ inline void put_row_quants(const uint8_t* q, int64_t r, uint8_t* part) {
         word(kHigh + j)[b] = uint8_t((q[4 * j + b] & 15) | (q[16 + 4 * j + b] & 15) << 4);
       }
     }
-    for (int w = 0; w < kHigh; ++w) {
-      for (int b = 0; b < 4; ++b) {
-        uint8_t high = 0;
-        for (int j = 0; j < 8 / kHigh; ++j) {
-          high |= uint8_t(q[32 / kHigh * w + 4 * j + b] >> 4 << kHigh * j);
+    if constexpr (kHigh > 0) {
+      for (int w = 0; w < kHigh; ++w) {
+        for (int b = 0; b < 4; ++b) {
+          uint8_t high = 0;
+          for (int j = 0; j < 8 / kHigh; ++j) {
+            high |= uint8_t(q[32 / kHigh * w + 4 * j + b] >> 4 << kHigh * j);
+          }
+          word(w)[b] = high;
         }
-        word(w)[b] = high;
       }
     }
   }

@@ -146,7 +146,7 @@ void sums_of(const Steps<T>& steps, const Taps<T>& taps, int64_t first, int64_t 
 template <typename Body>
 void dispatch_taps(int64_t taps, Body body) {
   [&]<int... I>(std::integer_sequence<int, I...>) {
-    ((taps == I && (body(std::integral_constant<int, I>()), true)) || ...);
+    (void)((taps == I && (body(std::integral_constant<int, I>()), true)) || ...);
   }(std::integer_sequence<int, 2, 3, 4, 5, 6, 7, 8>());
 }
 
