@@ -61,13 +61,21 @@ class _Tiles:
         made, of = vars(self).get("_tiles"), vars(self).get("_tiles_of")
         if made is None or of != (self.weight.data_ptr(), self.weight._version):
             made = self._make_tiles()
-            vars(self)["_tiles"] = made
-            vars(self)["_tiles_of"] = (self.weight.data_ptr(), self.weight._version)
-            release = vars(self).get("release_weight")
-            # a weight that was written to is no longer what its file has
-            if release is not None and self.weight._version == 0:
-                release()
+            self.set_tiles(made)
+            self.forget_weight()
         return made
+
+    def set_tiles(self, tiles: Tensor) -> None:
+        """Multiply by these, for as long as the weight is what it is now."""
+        vars(self)["_tiles"] = tiles
+        vars(self)["_tiles_of"] = (self.weight.data_ptr(), self.weight._version)
+
+    def forget_weight(self) -> None:
+        """Give back the memory of a weight that is a view of a file, which has it still."""
+        release = vars(self).get("release_weight")
+        # a weight that was written to is no longer what its file has
+        if release is not None and self.weight._version == 0:
+            release()
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and pickles make their own tiles, and are views of no file
@@ -136,6 +144,10 @@ class GGMLLinear(_Tiles, nn.Linear):
 
     def _make_tiles(self) -> Tensor:
         return pack_ggml(self.weight, self.scheme)
+
+    def tile_size(self) -> torch.Size:
+        """Of `tiles()`, without making them."""
+        return pack_ggml(self.weight.to("meta"), self.scheme).shape
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight that the layer computes with, [out_features, in_features]."""

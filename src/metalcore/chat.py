@@ -81,6 +81,7 @@ class Writer:
         adapter: a folder that peft saved, as `metalcore finetune` does.
         device: where to.
         fast: with metalcore's norms, rotary embedding and feed-forward layers.
+        tiles: a folder for rearranged weights, as for `load_gguf`.
     """
 
     def __init__(
@@ -90,12 +91,13 @@ class Writer:
         adapter: Path | None = None,
         device: str = "cpu",
         fast: bool = True,
+        tiles: Path | None = None,
         console: Console | None = None,
     ) -> None:
         quiet()
         self.console = console or Console(stderr=True)
         start = time.perf_counter()
-        model = load_gguf(path, device=device)
+        model = load_gguf(path, device=device, tiles=tiles)
         self.tokenizer: Any = model.tokenizer
         expect(self.tokenizer is not None, "run", f"{path.name} has no tokenizer")
         if adapter is not None:

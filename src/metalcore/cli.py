@@ -221,6 +221,10 @@ Penalty = Annotated[float, typer.Option(help="Above 1, what was said is less lik
 Seed = Annotated[int | None, typer.Option(help="The same number gives the same text.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 Device = Annotated[str, typer.Option(help="cpu or mps.")]
+Tiles = Annotated[
+    Path | None,
+    typer.Option(help="A folder that keeps rearranged weights: the next start is quicker."),
+]
 Adapter = Annotated[
     Path | None,
     typer.Option(help="What `metalcore finetune` saved.", exists=True, file_okay=False),
@@ -240,6 +244,7 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = None,
     adapter: Adapter = None,
+    tiles: Tiles = None,
     raw: Annotated[bool, typer.Option("--raw", help="Without the model's chat template.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Also what computed each op.")] = False,
     threads: Threads = None,
@@ -252,7 +257,7 @@ def generate(
 
     sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
     with errors_are_messages():
-        writer = _writer(model, adapter, device, threads)
+        writer = _writer(model, adapter, tiles, device, threads)
         given = sys.stdin.read() if prompt is None else prompt
         code = it.run(writer, given, sampling, raw=raw, paths=paths)
     raise typer.Exit(code)
@@ -269,6 +274,7 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = None,
     adapter: Adapter = None,
+    tiles: Tiles = None,
     threads: Threads = None,
     device: Device = "cpu",
 ) -> None:
@@ -277,7 +283,7 @@ def chat(
 
     sampling = it.Sampling(max_tokens, temperature, top_p, top_k, repetition_penalty, seed)
     with errors_are_messages():
-        code = it.chat(_writer(model, adapter, device, threads), sampling, system=system)
+        code = it.chat(_writer(model, adapter, tiles, device, threads), sampling, system=system)
     raise typer.Exit(code)
 
 
@@ -352,11 +358,13 @@ def finetune(
         console.print(f"metalcore chat {model} --adapter {out}", style="bold", highlight=False)
 
 
-def _writer(model: Path, adapter: Path | None, device: str, threads: int | None) -> Any:
+def _writer(
+    model: Path, adapter: Path | None, tiles: Path | None, device: str, threads: int | None
+) -> Any:
     from metalcore.chat import Writer
 
     use_threads(threads)
-    return Writer(model, adapter=adapter, device=device)
+    return Writer(model, adapter=adapter, device=device, tiles=tiles)
 
 
 app.command("serve")(cli_serve.serve)

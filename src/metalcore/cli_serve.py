@@ -47,6 +47,10 @@ def serve(
         Path | None,
         typer.Option(help="What `metalcore finetune` saved.", exists=True, file_okay=False),
     ] = None,
+    tiles: Annotated[
+        Path | None,
+        typer.Option(help="A folder that keeps rearranged weights: the next start is quicker."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="A line for each request.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu or mps.")] = "cpu",
@@ -79,6 +83,7 @@ def serve(
                 cache=cache,
                 name=name,
                 adapter=adapter,
+                tiles=tiles,
                 verbose=verbose,
                 device=device,
             ),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metalcore._check import expect_one_of
+from metalcore._check import expect_one_of, refuse
 from metalcore._empty import without_weights
 from metalcore._optional import need
 from metalcore._quantized_layers import GGMLEmbedding, GGMLExperts, GGMLLinear
@@ -18,6 +18,7 @@ from metalcore.gguf import architectures
 from metalcore.gguf.architectures import Architecture
 from metalcore.gguf.format import GGUFError
 from metalcore.gguf.reader import GGUFFile
+from metalcore.gguf.tiles import map_tiles
 from metalcore.gguf.tokenizer import ends_of, tokenizer_of
 from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.quantize_ggml import dequantize_ggml
@@ -32,6 +33,7 @@ def load_gguf(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     keep: str = "packed",
+    tiles: str | PathLike[str] | None = None,
 ) -> Any:
     """A model of transformers from a GGUF file, with its weights as they are in the file.
 
@@ -43,6 +45,8 @@ def load_gguf(
         device: where to.
         dtype: of norms, biases and hidden states; default float32, on a GPU float16.
         keep: "packed", or "float" for plain weights, which take 4 to 8 times the memory.
+        tiles: a folder for the rearranged weights that a CPU multiplies by. The first load writes a
+            file of the model's size, later ones map it: they make nothing, and share its memory.
 
     Returns:
         The model, ready to generate; `model.tokenizer` is its tokenizer, None if the file has none.
@@ -58,6 +62,8 @@ def load_gguf(
     expect_one_of("load_gguf", "keep", keep, ["packed", "float"])
     transformers = need("transformers", "load_gguf")
     device = torch.device(device)
+    if tiles is not None and (device.type != "cpu" or keep != "packed"):
+        refuse("load_gguf", "tiles are for packed weights on a CPU")
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.float16
     file = GGUFFile(path)
@@ -75,7 +81,10 @@ def load_gguf(
     model.gguf_metadata = {
         key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")
     }
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    if tiles is not None:
+        map_tiles(model, file, tiles)
+    return model
 
 
 def _padding(config: Any) -> int | None:

@@ -46,6 +46,7 @@ class Settings:
     cache: str = "auto"
     name: str | None = None
     adapter: Path | None = None
+    tiles: Path | None = None
     verbose: bool = False
     device: str = "cpu"
 
@@ -84,7 +85,9 @@ def run(path: Path, settings: Settings) -> None:
 def load(path: Path, settings: Settings) -> tuple[Any, Any]:
     """An accelerated model and its tokenizer."""
     if path.is_file():
-        writer = Writer(path, adapter=settings.adapter, device=settings.device)
+        writer = Writer(
+            path, adapter=settings.adapter, device=settings.device, tiles=settings.tiles
+        )
         return writer.model, writer.tokenizer
     quiet()
     transformers = need("transformers", "serve")
