@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiler import CompilerMissing
     from .fit import Fit
-    from .library import Kernel, Library, compile_shader, fits, lint, run
+    from .library import Kernel, Library, compile_shader, run
     from .memory import uninitialized
     from .profiling import Profile, profile
     from .report import CompileError, Finding, KernelError, LaunchError, Report
     from .steps import Step
     from .texture import Sampler
     from .tracing import trace
+    from .unrun import fits, lint
 
 __all__ = [
     "CompileError",
@@ -45,8 +46,9 @@ _HOME = {
     "Sampler": "texture",
     "Step": "steps",
     "trace": "tracing",
-    **dict.fromkeys(("Kernel", "Library", "compile_shader", "fits", "lint", "run"), "library"),
+    **dict.fromkeys(("Kernel", "Library", "compile_shader", "run"), "library"),
     **dict.fromkeys(("Profile", "profile"), "profiling"),
+    **dict.fromkeys(("fits", "lint"), "unrun"),
     **dict.fromkeys(("CompileError", "Finding", "KernelError", "LaunchError", "Report"), "report"),
 }
 

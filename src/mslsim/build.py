@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from . import swizzles
 from .cache import digest, entry
 from .compiler import PACKAGE, CommandFailed, included, toolchain
 from .contract import fuse_all
+from .foreign import foreign
 from .frontend.parse import Parsed, Source, diagnostics, parse, write_stand_ins
 from .frontend.rewrite import symbol, threadgroup_arrays
 from .frontend.structs import find_structs
@@ -31,7 +31,6 @@ from .text.tokens import SyntaxProblem
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_OWN = re.compile(r"llvm\.|msl_|__(?:tsan|ubsan|extend|trunc|float|fix|gnu|sanitizer_cov)")
 
 
 @dataclass(slots=True)
@@ -163,11 +162,19 @@ class Builder:
             self._parsed = parse(self.source, self.tools, self._headers / "metal")
         return self._parsed
 
-    def build(self, kernel: str, alone: bool = False, style: str = "inlined") -> Build:
-        """The library that holds `kernel`, with the others unless they are many, or it is to be
-        `alone`."""
-        together = len(self.index.kernels) <= BUILD_ALL_UP_TO and not alone
-        names = sorted(self.index.kernels) if together else [kernel]
+    def build(
+        self,
+        kernel: str,
+        alone: bool = False,
+        style: str = "inlined",
+        together: Collection[str] = (),
+    ) -> Build:
+        """The library that holds `kernel`, with those named in `together`, or all others unless
+        they are many, or it is to be `alone`."""
+        few = len(self.index.kernels) <= BUILD_ALL_UP_TO and not together
+        names = [kernel]
+        if not alone and (few or kernel in together):
+            names = sorted(together or self.index.kernels)
         try:
             folder = self._built(names, False, style)
         except CompileError:
@@ -330,8 +337,8 @@ class Builder:
             if not late:
                 break
             parsed.synchronised |= late
-        if self.source.strict and (foreign := _foreign(text)):
-            message = f"{', '.join(foreign)}: declared, but neither defined nor part of Metal"
+        if self.source.strict and (unknown := foreign(text, _shim()["math.h"])):
+            message = f"{', '.join(unknown)}: declared, but neither defined nor part of Metal"
             raise CompileError([Finding("strict", message)])
         text, sites = add_sites(text, parsed.files, str(self._headers))
         ir.write_text(fuse_all(text) if self.source.contract == "fast" else text)
@@ -351,23 +358,6 @@ class Builder:
         if not os.environ.get("MSLSIM_KEEP"):
             for name in ("kernels.cpp", "kernels.ll", "kernels.o"):
                 (folder / name).unlink()
-
-
-def _foreign(ir: str) -> list[str]:
-    """What a module takes from elsewhere that is neither the machine's nor a function of math."""
-    names = re.findall(r'^declare [^@]*@"?([^"(]+)"?\(', ir, re.MULTILINE)
-    names += re.findall(r'^@"?([^" ]+)"? = external ', ir, re.MULTILINE)
-    names = [n for n in names if not _OWN.match(n) and n not in _math_functions()]
-    # _Z6systemPKc
-    return sorted(n[m.end() :][: int(m[1])] if (m := re.match(r"_Z(\d+)", n)) else n for n in names)
-
-
-@lru_cache(maxsize=1)
-def _math_functions() -> frozenset[str]:
-    """Of the C library: those that the machine declares, and what a compiler calls by itself."""
-    declared = re.findall(r"^(?:float|double) (\w+)\(", _shim()["math.h"], re.MULTILINE)
-    builtin = re.findall(r"__builtin_(\w+)\(", _shim()["math.h"])
-    return frozenset(declared + builtin + ["memcpy", "memset", "memmove", "bzero", "bcmp"])
 
 
 def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:

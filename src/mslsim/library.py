@@ -18,12 +18,11 @@ from .arguments import (
     three,
 )
 from .build import BUILD_ALL_UP_TO, Build, Builder
-from .fit import Fit, fits_of
 from .frontend.parse import Source
 from .memory import Uninitialized, is_tensor
 from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
-from .static import ALWAYS_STARTS, findings_of, static_findings
+from .static import ALWAYS_STARTS, findings_of
 from .steps import thread_at
 from .structs import add_struct
 from .texture import Sampler, add_images
@@ -67,6 +66,7 @@ def compile_shader(
     version: int = 320,
     timeout: float = DEFAULT_TIMEOUT,
     contract: str = "on",
+    kernels: Collection[str] = (),
 ) -> Library:
     """Compiles Metal source to a library whose kernels are called as torch.mps calls them.
 
@@ -85,13 +85,15 @@ def compile_shader(
         contract: which a * b + c are fused where no `#pragma METAL fp contract` says: "on" for
             those of one statement, as Apple's safe math does, "fast" for all, as its other modes
             may, and "off".
+        kernels: those to build, together; others are built when they are asked for. Without it a
+            source of many kernels is built one by one.
     """
     if contract not in ("on", "fast", "off"):
         raise ValueError(f"contract must be 'on', 'fast' or 'off', got {contract!r}")
     if on_finding not in ("raise", "collect"):
         raise ValueError(f"on_finding must be 'raise' or 'collect', got {on_finding!r}")
     text = Source(source, name, include, defines or {}, constants or {}, version, strict, contract)
-    return Library(text, chosen_checks(checks), on_finding, timeout)
+    return Library(text, chosen_checks(checks), on_finding, timeout, kernels)
 
 
 def run(
@@ -123,42 +125,16 @@ def run(
         return Report(kernel, list(error.findings))
 
 
-def fits(source: str, kernels: Collection[str] | None = None, **options: Any) -> dict[str, Fit]:
-    """What each kernel of `source`, or of those named, takes of an Apple GPU: registers, the
-    largest threadgroup that starts, bytes of code. Nothing is run.
-
-    `options` are those of `compile_shader` that say how to read the source.
-    """
-    return fits_of(Builder(Source(source, **options), checked=False), kernels)
-
-
-def lint(
-    source: str,
-    *,
-    registers: bool = False,
-    groups: Mapping[str, int] | None = None,
-    **options: Any,
-) -> list[Finding]:
-    """Only the strictness findings of `source`, and its compile errors; with `registers` also what
-    its kernels take of a GPU where that is too much: registers, memory, code, long divisions.
-
-    `groups` are threads of the largest threadgroup by kernel, where it is not the one that the
-    kernel declares. `options` are those of `compile_shader` that say how to read the source.
-    """
-    try:
-        builder = Builder(Source(source, **options), checked=False)
-        return builder.index.findings or (
-            static_findings(builder, groups or {}) if registers else builder.errors()
-        )
-    except CompileError as error:
-        return list(error.findings)
-
-
 class Library:
     """A compiled source. Its kernels are attributes."""
 
     def __init__(
-        self, source: Source, checks: frozenset[str], on_finding: str, timeout: float
+        self,
+        source: Source,
+        checks: frozenset[str],
+        on_finding: str,
+        timeout: float,
+        together: Collection[str] = (),
     ) -> None:
         self._checks = checks
         self._on_finding = on_finding
@@ -168,7 +144,10 @@ class Library:
         self._kernels: dict[str, Kernel] = {}
         if self._builder.index.findings:
             raise CompileError(self._builder.index.findings)
-        if len(self._builder.index.kernels) <= BUILD_ALL_UP_TO:
+        self._together = frozenset(together)
+        if unknown := self._together - self._builder.index.kernels.keys():
+            raise KeyError(f"no kernels {sorted(unknown)}")
+        if len(self._builder.index.kernels) <= BUILD_ALL_UP_TO and not together:
             self._build_any()
 
     def _build_any(self) -> None:
@@ -219,7 +198,8 @@ class Kernel:
     def _build(self) -> Build:
         # Another process may have thrown it out of the cache.
         if self._built is None or not self._built.library.exists():
-            self._built = self._library._builder.build(self.name)
+            together = self._library._together
+            self._built = self._library._builder.build(self.name, together=together)
         return self._built
 
     def _table(self) -> list[Row]:

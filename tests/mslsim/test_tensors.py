@@ -165,3 +165,31 @@ kernel void own(device float* x [[buffer(0)]]) { tensor t{2}; extents e{1}; x[0]
     x = np.zeros(1, np.float32)
     mslsim.compile_shader(text).own(x, threads=1)
     assert x[0] == 3
+
+
+@pytest.mark.parametrize("name", ["half", "float"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_product_that_mlx_has_for_neural_accelerators(name, transposed):
+    mlx = pytest.importorskip("tests.mslsim.mlx_source")
+    m, n, k = 70, 50, 80
+    a, b = (mlx.normal(*s, seed=i).astype(NUMPY[name]) for i, s in enumerate([(m, k), (k, n)]))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    given = np.ascontiguousarray(b.T) if transposed else b
+    d = np.zeros((m, n), NUMPY[name])
+    tiles_n, tiles_m = -(-n // 64), -(-m // 64)
+    row = k if transposed else n
+    sizes = np.array([m, n, k, k, row, n, tiles_n, tiles_m], np.int32).tobytes()
+    strides = np.array([m * k, k * n, m * n], np.int64).tobytes()
+    params = sizes + strides + np.array([0, k // 64, 1, 0], np.int32).tobytes()
+    flag = str(transposed).lower()
+    mlx.run(
+        ("steel/gemm/gemm.h", "steel/gemm/gemm_nax.h", "steel/gemm/kernels/steel_gemm_fused_nax.h"),
+        f"gemm<{name}, 64, 64, 64, 2, 2, false, {flag}, float>",
+        (a, given, None, d, params),
+        (128 * tiles_n, tiles_m, 1),
+        (128, 1, 1),
+        version=400,
+        constants={10: False, 100: False, 110: False, 200: False, 201: False, 202: False},
+    )
+    tolerance = 1e-5 if name == "float" else 2e-2
+    np.testing.assert_allclose(d.astype(np.float64), exact, atol=tolerance, rtol=tolerance)

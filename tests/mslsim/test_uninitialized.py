@@ -95,3 +95,45 @@ def test_the_grid_is_that_of_a_marked_tensor(library: mslsim.Library) -> None:
     x = mslsim.uninitialized(torch.empty(8))
     library.fill(x, 1)
     assert x.array.tolist() == [1] * 8
+
+
+SCAN = """#include <metal_stdlib>
+using namespace metal;
+kernel void totals(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                   uint t [[thread_position_in_threadgroup]], uint n [[threads_per_threadgroup]]) {
+  threadgroup float sums[32];
+  const float mine = simd_sum(x[t]);
+  if (t % 32 == 0) sums[t / 32] = mine;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float before = simd_prefix_exclusive_sum(sums[t % 32]);
+  if (t % 32 < USED) y[t % 32] = before;
+}
+"""
+
+
+@pytest.mark.parametrize("used, is_note", [(2, True), (3, True), (4, False)])
+def test_what_reaches_no_result_is_a_note(used: int, is_note: bool) -> None:
+    """Of 32 sums two are written, and a prefix sum is taken: its first three are of these."""
+    x, y = np.ones(64, np.float32), np.zeros(32, np.float32)
+    report = mslsim.run(SCAN, "totals", [x, y], 64, 64, defines={"USED": used})
+    found = report.notes if is_note else report.findings
+    assert [(f.kind, f.line, f.is_note) for f in found] == [("uninitialized", 9, is_note)]
+    assert report.ok == is_note
+    assert ("no result depends on it" in found[0].message) == is_note
+    if is_note:
+        assert y[:3].tolist() == [0, 32, 64][:used] + [0] * (3 - used)
+
+
+def test_a_buffer_that_nobody_wrote_may_be_read_and_thrown_away() -> None:
+    text = """
+kernel void pick(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                 constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  const float v = x[i];
+  y[i] = i < n ? v : 7;
+}"""
+    x = mslsim.uninitialized(np.ones(8, np.float32))
+    mslsim.compile_shader(TEXT).fill(x, 1, threads=4)
+    y = mslsim.uninitialized(np.zeros(16, np.float32))
+    for n, is_ok in ((4, True), (5, False)):
+        report = mslsim.run(text, "pick", [x, y, np.uint32(n)], 8, 8)
+        assert report.ok == is_ok, str(report)
