@@ -65,6 +65,9 @@ wheels: build  ## all that is published, for every machine, checked: make wheels
 	$(BIN)/pip install --quiet -r release/requirements.txt
 	$(BIN)/python release/wheels.py $(TARGETS)
 
+test-neon: build  ## the kernels of arm64, emulated: after make wheels TARGETS=aarch64
+	$(BIN)/python release/neon.py
+
 docs: build  ## the site, in build/site, with every link checked
 	$(BIN)/pip install --quiet -r release/requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
