@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What is published: its version, and the files that make it."""
 
+import re
 import runpy
 import subprocess
 from pathlib import Path
@@ -52,3 +53,38 @@ def test_a_source_distribution_keeps_its_version(tmp_path: Path) -> None:
     assert VERSION["of_source_distribution"](tmp_path) is None
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: x\nVersion: 0.2.0\n")
     assert VERSION["of_source_distribution"](tmp_path) == "0.2.0"
+
+
+def test_notes_are_the_section_of_the_version() -> None:
+    notes = runpy.run_path(str(ROOT / "release/notes.py"))["notes"]
+    text = "# Changelog\n\n## 0.3.0 (unreleased)\n\n- c\n\n## 0.2.0 (2026-12-01)\n\n- a\n- b\n"
+    assert notes(text, "v0.2.0") == "- a\n- b\n"
+    assert notes(text, "v0.3.0") == "- c\n"
+    with pytest.raises(ValueError, match=r"CHANGELOG.md has no section v0.2$"):
+        notes(text, "v0.2")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert "`rms_norm`" in notes(changelog, f"v{VERSION['NEXT']}")
+
+
+def test_actions_are_pinned_and_permissions_are_least() -> None:
+    files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    assert {f.stem for f in files} == {"ci", "docs", "nightly", "release", "wheels"}
+    for file in files:
+        text = file.read_text()
+        assert re.search(r"^permissions: \{\}$", text, re.MULTILINE), file.name
+        for action in re.findall(r"^[ -]*uses: (\S+)", text, re.MULTILINE):
+            assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), action
+        assert "secrets." not in text
+
+
+def test_what_is_no_mac_library_is_refused() -> None:
+    read = runpy.run_path(str(ROOT / "release/macho.py"))["read"]
+    with pytest.raises(ValueError, match="must be a Mach-O library for arm64"):
+        read(b"\x7fELF" + bytes(64))
+
+
+def test_both_packages_say_the_same_of_themselves() -> None:
+    texts = [(ROOT / p).read_text() for p in ("pyproject.toml", "release/mslsim/pyproject.toml")]
+    for key in ("requires-python", "license", "authors", "minimum-version"):
+        lines = {re.search(rf"^{key} = .*$", text, re.MULTILINE)[0] for text in texts}  # type: ignore[index]
+        assert len(lines) == 1, lines
