@@ -12,7 +12,7 @@ def notes(changelog: str, version: str) -> str:
     Raises:
         ValueError: there is none.
     """
-    title = rf"^## {re.escape(version.removeprefix('v'))}(?!\S).*\n"
+    title = rf"^## {re.escape(version.removeprefix('v'))}(?!\S)[^\n]*\n"
     found = re.search(rf"{title}(?P<text>.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError(f"CHANGELOG.md has no section {version}")
