@@ -2,7 +2,8 @@
 """x W^T for M rows of x and W [4096, 4096] in ggml's blocks, packed once.
 
 torch multiplies the same weights in the dtype of x; so does ours for more than 8 rows in bfloat16
-with activations of 8 bits, and up to 8 rows with 16.
+with activations of 8 bits, and up to 8 rows with 16. Beside products of 4 bits by others ours has
+activations of 8 bits, as they have.
 """
 
 from functools import partial
@@ -13,7 +14,8 @@ from torch import Tensor
 from metalcore.ops.quant.matmul_ggml import matmul_ggml, pack_ggml
 from metalcore.ops.quant.quantize_ggml import dequantize_ggml, quantize_ggml
 
-from ..harness import Bench, nbytes
+from .. import four_bits
+from ..harness import Bench, Built, Function, nbytes
 
 
 def _inputs(type: str, M: int, N: int, K: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -22,23 +24,33 @@ def _inputs(type: str, M: int, N: int, K: int, dtype: torch.dtype) -> tuple[Tens
     return torch.randn(M, K, dtype=dtype), blocks, pack_ggml(blocks, type), weight
 
 
-def _run(type: str, x: Tensor, blocks: Tensor, tiles: Tensor, weight: Tensor) -> Tensor:
-    return matmul_ggml(x, blocks, type, tiles=tiles)
+def _run(
+    type: str, activation: str, x: Tensor, blocks: Tensor, tiles: Tensor, weight: Tensor
+) -> Tensor:
+    return matmul_ggml(x, blocks, type, activation=activation, tiles=tiles)
 
 
 def _torch(x: Tensor, blocks: Tensor, tiles: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.mT
 
 
-BENCHES = tuple(
-    Bench(
+_FOUR_BITS: dict[str, Function | Built] = {
+    "torch": _torch,
+    "torch int4": Built(four_bits.torch_int4),
+    "onnxruntime": Built(four_bits.onnxruntime),
+}
+
+
+def _bench(type: str, activation: str, dtypes: tuple[torch.dtype, ...]) -> Bench:
+    is_auto = activation == "auto"
+    return Bench(
         op="quant/matmul_ggml",
-        kind=type,
-        run=partial(_run, type),
-        peers={"torch": _torch},
+        kind=type if is_auto else f"{type}, {activation}",
+        run=partial(_run, type, activation),
+        peers={"torch": _torch} if is_auto else _FOUR_BITS,
         inputs=partial(_inputs, type),
         sweep=tuple({"M": m, "N": 4096, "K": 4096} for m in (1, 4, 16, 64, 256)),
-        dtypes=(torch.float32, torch.bfloat16),
+        dtypes=dtypes,
         truth=_torch,
         reduces_over=lambda x, blocks, tiles, weight: x.shape[1],
         bytes_moved=lambda x, blocks, tiles, weight: (
@@ -47,5 +59,12 @@ BENCHES = tuple(
         flops=lambda x, blocks, tiles, weight: 2 * len(x) * weight.numel(),
         plot_over="M",
     )
-    for type in ("q4_0", "q4_K", "q6_K", "q8_0")
+
+
+BENCHES = (
+    *(
+        _bench(type, "auto", (torch.float32, torch.bfloat16))
+        for type in ("q4_0", "q4_K", "q6_K", "q8_0")
+    ),
+    _bench("q4_0", "int8", (torch.bfloat16,)),
 )

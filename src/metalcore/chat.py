@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,13 @@ class Writer:
         quiet()
         self.console = console or Console(stderr=True)
         start = time.perf_counter()
+        with self.console.status(f"loading {escape(path.name)}"):
+            self._load(path, adapter, device, fast, tiles)
+        self.load_seconds = time.perf_counter() - start
+
+    def _load(
+        self, path: Path, adapter: Path | None, device: str, fast: bool, tiles: Path | None
+    ) -> None:
         model = load_gguf(path, device=device, tiles=tiles)
         self.tokenizer: Any = model.tokenizer
         expect(self.tokenizer is not None, "run", f"{path.name} has no tokenizer")
@@ -105,7 +113,12 @@ class Writer:
         if fast:
             accelerate(model)
         self.model: Any = model.eval()
-        self.load_seconds = time.perf_counter() - start
+
+    @property
+    def context(self) -> int:
+        """So many tokens the model was made for."""
+        found: int = self.model.config.get_text_config().max_position_embeddings
+        return found
 
     def write(self, ids: Tensor, sampling: Sampling) -> Written:
         """Go on with the tokens `ids` [1, n]; the text is printed as it comes."""
@@ -226,7 +239,7 @@ def chat(writer: Writer, sampling: Sampling, *, system: str | None = None) -> in
     last: Written | None = None
     while True:
         try:
-            said = console.input("[bold]> [/]").strip()
+            said = _ask(console).strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
@@ -244,8 +257,29 @@ def chat(writer: Writer, sampling: Sampling, *, system: str | None = None) -> in
             case "/stats":
                 console.print(f"{last}\n{writer.paths()}" if last else "nothing yet", style="dim")
                 continue
+            case command if command.startswith("/"):
+                console.print(f"there is no {escape(command)}: {_HELP}", style="yellow")
+                continue
         if writer.tokenizer.chat_template is None:
             messages = []
         messages.append({"role": "user", "content": said})
-        last = writer.write(writer.encode_messages(messages), sampling)
+        ids = writer.encode_messages(messages)
+        if ids.shape[1] >= writer.context:
+            messages.pop()
+            long = f"{ids.shape[1]} tokens, and the model takes {writer.context}"
+            console.print(f"that is too long: {long}; /reset forgets", style="yellow")
+            continue
+        last = writer.write(ids, sampling)
         messages.append({"role": "assistant", "content": last.text})
+
+
+def _ask(console: Console) -> str:
+    """A line of the user's; where both ends are a terminal, arrows edit it and bring earlier ones
+    back."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return console.input("[bold]> [/]")
+    with suppress(ImportError):
+        # input() uses it from now on; some Pythons are without
+        import readline  # noqa: F401
+    # what is between \1 and \2 takes no room on the screen
+    return input("\1\x1b[1m\2> \1\x1b[0m\2")

@@ -84,6 +84,14 @@ def test_a_conversation(chatty: Path) -> None:
     assert run("chat", chatty, input="").exit_code == 0
 
 
+def test_what_a_conversation_cannot_take_is_said(chatty: Path) -> None:
+    long = "1+" * 40
+    found = run("chat", chatty, "-t", 0, input=f"/rest\n{long}\n3+4\n/exit\n")
+    assert "there is no /rest" in found.stderr
+    assert "81 tokens, and the model takes 64" in " ".join(found.stderr.split())
+    assert found.stdout.splitlines() == ["7"]
+
+
 def test_a_model_without_a_template_says_so(model: Path) -> None:
     found = run("chat", model, "-t", 0, input="3+4=\n2+2=\n/quit\n")
     assert "no chat template" in found.stderr
