@@ -40,7 +40,7 @@ LAYERS = [
         "xlstm",
     },
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
-    {"chat", "finetune"},
+    {"chat", "finetune", "mlx"},
     {"serve", "cli_serve"},
     {"doctor", "info", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},

@@ -25,4 +25,8 @@ _attribute, __dir__, __all__ = _lazy.attach(__name__)
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _installed.own_version()
+    if name == "mlx":  # no star import has it: it needs MLX
+        from importlib import import_module
+
+        return import_module("metalcore.mlx")
     return _attribute(name)

@@ -257,8 +257,8 @@ def refuse_index(op: str, index: int, what: str) -> NoReturn:
     raise IndexError(f"{op}: index {index} is out of range for {what}")
 
 
-def refuse_gradient(op: str) -> NoReturn:
-    raise RuntimeError(f"{op}: has no gradient; call it under torch.no_grad()")
+def refuse_gradient(op: str, way_out: str = "call it under torch.no_grad()") -> NoReturn:
+    raise RuntimeError(f"{op}: has no gradient; {way_out}")
 
 
 def refuse_tangents(op: str, tensors: Iterable[Tensor | None]) -> None:

@@ -37,6 +37,7 @@ class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
         self, checks: str | frozenset[str] = "all", *, compiler: source.Compiler | None = None
     ) -> None:
         super().__init__()
+        self.checks = checks
         self._backend = Backend("sim", compiler) if compiler else _backend(checks)
 
     def __torch_dispatch__(

@@ -300,3 +300,36 @@ def watch_namespace(name: str, load: Callable[[], None]) -> None:
             return super().__getattr__(op)
 
     setattr(torch.ops, name, Namespace(name))
+
+
+# Graphs of what a function computes.
+
+
+@contextmanager
+def as_compilers_see_it() -> Iterator[None]:
+    """A block in which `torch.compiler.is_compiling()`, and tensors have shapes but no data. No
+    mode that was entered sees it."""
+    before = getattr(torch.compiler, "_is_compiling_flag", None)
+    if before is None:
+        raise RuntimeError("metalcore.mlx: this torch does not let functions be traced")
+    setattr(torch.compiler, "_is_compiling_flag", True)  # noqa: B010
+    try:
+        with without_modes(), fake_mode():
+            yield
+    finally:
+        setattr(torch.compiler, "_is_compiling_flag", before)  # noqa: B010
+
+
+fake_mode: Callable[[], Any] = _find("torch._subclasses.fake_tensor", "FakeTensorMode", _NoModes)
+"""A mode in which tensors have shapes and no data."""
+
+without_modes: Callable[[], Any] = _find(
+    "torch.utils._python_dispatch", "_disable_current_modes", nullcontext
+)
+"""A block without the dispatch modes that are entered."""
+
+
+def writes(target: Any) -> bool:
+    """Whether an op of a graph writes to an argument."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)

@@ -53,7 +53,7 @@ class Planned:
         self.op, self.plan, self._passed, self._keyed = op, plan, passed, keyed
 
     @cached_property
-    def _kinds(self) -> list[tuple[str, str]]:
+    def kinds(self) -> list[tuple[str, str]]:
         """Name and kind of each argument: tensor, tensors, number or fact."""
         return [(a.name, self._kind(a.name, str(a.type))) for a in Op.all[self.op].arguments]
 
@@ -68,7 +68,7 @@ class Planned:
         """Of single tensors, of lists of them, and of facts."""
         kinds = ("tensor", "tensors", "fact")
         first, second, third = (
-            [i for i, (_, kind) in enumerate(self._kinds) if kind == wanted] for wanted in kinds
+            [i for i, (_, kind) in enumerate(self.kinds) if kind == wanted] for wanted in kinds
         )
         return first, second, third
 
@@ -99,7 +99,7 @@ class Planned:
         )
         slots = iter(range(p.arguments))
         values: dict[str, Any] = {}
-        for (name, kind), a in zip(self._kinds, args, strict=True):
+        for (name, kind), a in zip(self.kinds, args, strict=True):
             if kind == "tensors":
                 values[name] = [_buffer(next(slots), t) for t in a]
             else:

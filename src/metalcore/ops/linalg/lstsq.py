@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from metalcore._check import expect_float, expect_matrix, expect_same_dtype
-from metalcore._op import accumulate
+from metalcore._op import accumulate, has_data
 from metalcore._route import Matrices
 from metalcore.ops.linalg._systems import as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, pinv
@@ -56,7 +56,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     else:
         X, S, rank = _solve(A, B, rcond)
         # without data, of full rank
-        is_full = N < M and (rank.is_meta or bool((rank == N).all()))
+        is_full = N < M and (not has_data(rank) or bool((rank == N).all()))
         residuals = (A @ X - B).square().sum(-2) if is_full else X.new_empty(0)
     if vectors:
         X = X.squeeze(-1)

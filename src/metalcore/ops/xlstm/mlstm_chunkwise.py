@@ -12,7 +12,7 @@ from torch import Tensor
 from metalcore._accuracy import set_accuracy
 from metalcore._autograd import pull_back
 from metalcore._check import expect, expect_same_device, refuse, shape
-from metalcore._op import Example, Op, accumulate_dtype, has_data
+from metalcore._op import Example, Op, accumulate_dtype
 from metalcore.ops.xlstm._mlstm import (
     as_rule,
     as_states,
@@ -180,8 +180,8 @@ def _(
         return meaning(*inputs)
 
     found: Any = given
-    # torch.func knows no tensors without data, which only ask for shapes
-    if has_data(dh):
+    # torch.func knows no meta tensors, which only ask for shapes
+    if not dh.is_meta:
         found = pull_back(outputs, given, (dh, dc, dn, dm))
     grads = [laid_out(g, g.dtype) for g in found[:3]]
     grads += [g.clone(memory_format=torch.contiguous_format) for g in found[3:]]
