@@ -27,15 +27,18 @@ class Shape(NamedTuple):
 class Filled:
     """The arguments of one call: what they are but for the values of arrays is their `key`."""
 
-    def __init__(self, value: Any, arrays: list[mx.array], key: Any) -> None:
-        self._value, self.arrays, self.key = value, arrays, key
+    def __init__(self, value: Any, arrays: list[mx.array]) -> None:
+        self._value, self.arrays = value, arrays
+
+    @property
+    def key(self) -> Any:
+        kinds = tuple((tuple(a.shape), a.dtype) for a in self.arrays)
+        return _hashable(self._value), kinds
 
     @classmethod
     def of(cls, args: Sequence[Any], named: dict[str, Any]) -> "Filled":
         arrays: list[Any] = []
-        value = _taken((tuple(args), named), mx.array, arrays)
-        kinds = tuple((tuple(a.shape), a.dtype) for a in arrays)
-        return cls(value, arrays, (_hashable(value), kinds))
+        return cls(_taken((tuple(args), named), mx.array, arrays), arrays)
 
     @staticmethod
     def outputs(value: Any) -> tuple[list[Tensor], Shape]:
@@ -54,6 +57,8 @@ def filled(shape: Shape, values: Sequence[Any]) -> Any:
 def _taken(value: Any, kind: type, found: list[Any]) -> Any:
     """`value` with places where there is a `kind`, which go to `found`. What MLX calls a dtype is
     one of torch's."""
+    if value is None:
+        return None
     if isinstance(value, kind):
         found.append(value)
         return Place(len(found) - 1)

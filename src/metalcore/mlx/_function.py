@@ -9,6 +9,7 @@ arrays; inside `mx.compile` and `mx.vmap`, where there is none yet, MLX's ops of
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from metalcore.mlx._arguments import Filled, Shape, filled
 from metalcore.mlx._graph import Graph, differentiated, trace
 from metalcore.mlx._simulate import simulated
 from metalcore.mlx._vmap import of_a_sample
-from metalcore.mlx.exchange import from_torch, mlx_dtype, to_torch, torch_dtype
+from metalcore.mlx.exchange import from_torch, mlx_dtype, shared, to_torch, torch_dtype
 
 Kernels = Callable[..., Any]
 Stream = Any
@@ -38,20 +39,18 @@ class Function:
 
     def __call__(self, *args: Any, stream: Stream = None, **named: Any) -> Any:
         call = Filled.of(args, named)
-        with mx.stream(mx.default_stream(mx.default_device()) if stream is None else stream):
+        with nullcontext() if stream is None else mx.stream(stream):
             kernels = simulated() or (_ways.METAL_WAY if on_gpu(stream) else None)
             if kernels is None:
                 made = self._at_once(call)
                 if made is not None:
                     return made
-            graph, shape = self._graph(call)
+            key = call.key
+            if key not in self._graphs:
+                self._graphs[key] = self._traced(call)
+            graph, shape = self._graphs[key]
             made = _lazily(graph, kernels or _ways.by_meaning, self._name)(*call.arrays)
         return filled(shape, made[: len(graph.results)])
-
-    def _graph(self, call: Filled) -> tuple[Graph, Shape]:
-        if call.key not in self._graphs:
-            self._graphs[call.key] = self._traced(call)
-        return self._graphs[call.key]
 
     def _traced(self, call: Filled) -> tuple[Graph, Shape]:
         shapes: list[Shape] = []
@@ -70,13 +69,14 @@ class Function:
 
     def _at_once(self, call: Filled) -> Any:
         """By our kernels for the CPU; None where the arrays have no values yet."""
+        arrays = [mx.contiguous(a) for a in call.arrays]
         try:
-            mx.eval(call.arrays)
+            mx.eval(arrays)
         except ValueError as problem:
             if "during function transformations" in str(problem):
                 return None
             raise
-        tensors = [to_torch(a) for a in call.arrays]
+        tensors = [shared(a) for a in arrays]
         floats = [i for i, t in enumerate(tensors) if t.is_floating_point()]
         if not self._has_gradient:
             floats = []

@@ -165,9 +165,9 @@ def made(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[..., Any
     back = {theirs: ours for ours, theirs in _RENAMED.items()}
 
     def call(*args: Any, stream: Any = None, **named: Any) -> Any:
-        bound = signature.bind(*args, **named)
-        given = {back.get(n, n): v for n, v in bound.arguments.items()}
-        return computed(stream=stream, **given)
+        if not named.keys().isdisjoint(_RENAMED):
+            signature.bind(*args, **named)  # raises: it is another's word
+        return computed(*args, stream=stream, **{back.get(n, n): v for n, v in named.items()})
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "metalcore.mlx" if table is FUNCTIONS else "metalcore.mlx.precise"

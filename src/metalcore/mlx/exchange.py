@@ -52,11 +52,16 @@ def to_torch(x: mx.array) -> Tensor:
     Example:
         >>> t = metalcore.mlx.to_torch(mx.ones((2, 3)))
     """
-    if x.size == 0:
-        return torch.empty(x.shape, dtype=torch_dtype(x.dtype))
     # torch has no negative strides
     x = mx.contiguous(x)
     mx.eval(x)
+    return shared(x)
+
+
+def shared(x: mx.array) -> Tensor:
+    """The memory of a contiguous array that is evaluated."""
+    if x.size == 0:
+        return torch.empty(x.shape, dtype=torch_dtype(x.dtype))
     if x.dtype == mx.bool_:
         return from_dlpack(x.view(mx.uint8)).view(torch.bool)
     return from_dlpack(x)
