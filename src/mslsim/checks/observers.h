@@ -37,7 +37,7 @@ struct Observers {
     if (checks & kCheckRace) race.access(w, a);
     if (checks & kCheckUninitialized) uninitialized.access(w, a);
     if (checks & kCheckCounters) counters.access(w, a);
-    if (checks & kTraceThread) trace.access(w, a);
+    if (__builtin_expect(checks & kTraceThread, 0)) trace.access(w, a);
     return true;
   }
   void launch_begin(const Worker& w) {

@@ -75,12 +75,14 @@ struct Race : Check {
     const char* address;
   };
   Awaited awaited;
+  bool unsettled;
   GroupNote* notes = nullptr;
   size_t note_count = 0, note_room = 0;
 
   void launch_begin(const Worker& w) {
     pending.active = false;
     awaited.found = nullptr;
+    unsettled = false;
     clock = 0;
     note_count = 0;
     note_room = 1;
@@ -256,7 +258,8 @@ struct Race : Check {
     return notes[note_count - 1].fenced && note_of(interval).fenced;
   }
 
-  void report(const Worker& w, const Access& a, const Stamp& other, uint32_t other_writes) {
+  __attribute__((noinline)) void report(const Worker& w, const Access& a, const Stamp& other,
+                                        uint32_t other_writes) {
     Found f = found_at(w, kRace, a);
     f.other_site = other.site;
     f.other_thread = other.who & kThread;
@@ -269,23 +272,28 @@ struct Race : Check {
     const char* address = memory().regions[a.region].address + a.offset;
     f.value = f.other_value = value_at(address, a.size);
     if (f.writes == 3 && !a.atomic && a.size <= sizeof(pending.before)) {
-      pending.active = true;
+      pending.active = unsettled = true;
       pending.address = address;
       pending.size = a.size;
       for (uint32_t i = 0; i < a.size; ++i) pending.before[i] = address[i];
       pending.found = f;
     } else if (Found* told = record(f); told && a.writes) {
       awaited = {told, address};
+      unsettled = true;
     }
   }
 
-  // What was pending has happened: two writes are a race if the second changed anything.
   void settle() {
-    if (__builtin_expect(awaited.found != nullptr, 0)) {
+    if (__builtin_expect(unsettled, 0)) settle_write();
+  }
+  // The write has happened: two of them are a race if the second changed anything.
+  __attribute__((noinline)) void settle_write() {
+    unsettled = false;
+    if (awaited.found) {
       awaited.found->value = value_at(awaited.address, awaited.found->size);
       awaited.found = nullptr;
     }
-    if (__builtin_expect(!pending.active, 1)) return;
+    if (!pending.active) return;
     pending.active = false;
     for (uint32_t i = 0; i < pending.size; ++i) {
       if (pending.address[i] != pending.before[i]) {

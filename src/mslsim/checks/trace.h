@@ -35,7 +35,7 @@ struct Trace : Check {
   }
   bool is_on(const Worker& w) const { return mine && w.current == memory().session->trace_thread; }
 
-  bool access(const Worker& w, const Access& a) {
+  __attribute__((noinline)) bool access(const Worker& w, const Access& a) {
     settle();
     if (!is_on(w)) return true;
     TraceEvent* e = add(a.writes ? kTraceWrite : kTraceRead, a.site);

@@ -173,7 +173,7 @@ int msl_run_checked(msl::Launch* launch) {
   Copies inputs{};
   Marks marks{};
   const bool schedules = s.checks & kCheckSchedule;
-  inputs.take();
+  if (schedules || (s.checks & kCheckUninitialized)) inputs.take();
   marks.take();
   const bool completed = run_guarded(*launch, true);
   s.threadgroup_bytes = launch->static_threadgroup_bytes;
