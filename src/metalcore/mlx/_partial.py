@@ -2,7 +2,8 @@
 """Launches that write a part of what they are given, and leave the rest as it was.
 
 An output of MLX is a new array. For these it is filled with a number that no kernel writes, and
-where that is found afterwards, the old value stands. `tests/mlx/test_partial.py` finds the kernels.
+where that is found afterwards, the old value stands. A kernel that is missing here shows as NaN in
+`tests/mlx/test_functions.py`, where what nobody wrote is NaN.
 """
 
 import torch
