@@ -97,7 +97,7 @@ def test_types_are_known_to_checkers(tmp_path: Path) -> None:
         text=True,
         cwd=ROOT,
     )
-    qr = "def (A: torch._tensor.Tensor, mode: str =)"
+    qr = "def (A: torch._tensor.Tensor, mode: str ="
     assert run.stdout.count(qr) == 2, run.stdout
     assert "def (x: torch._tensor.Tensor, dim: int =, *," in run.stdout
     assert "-> metalcore.optim.AdamW" in run.stdout

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metalcore import _torch
 from metalcore._optional import need
-from metalcore._trace import WatchingMode, tensors, trace
+from metalcore._trace import WatchingMode, are_composed, tensors, trace
 from metalcore.metal import source
 from metalcore.metal.plans import PLANS
 from metalcore.metal.program import Launch, Sort, Step
@@ -43,6 +43,8 @@ class simulate(WatchingMode):  # noqa: N801  (reads as a function at the call)
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if are_composed(types):
+            return NotImplemented
         if func.namespace == "metalcore":
             with self:
                 return func.decompose(*args, **(kwargs or {}))

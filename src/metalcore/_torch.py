@@ -89,10 +89,12 @@ def apply_directly(function: type[Function]) -> Callable[..., Any]:
 
 
 class _NoModes:
-    """The substitute for a dispatch mode."""
+    """The substitute for a dispatch mode, and for a subclass."""
 
-    def __init__(self) -> None:
-        raise RuntimeError("metalcore: trace() and simulate() need dispatch modes of torch")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "metalcore: trace(), simulate() and DoubleFloat need dispatch modes of torch"
+        )
 
 
 _FakeTensor: type | None = _find("torch._subclasses.fake_tensor", "FakeTensor", None)
@@ -134,6 +136,15 @@ has_dispatch_mode: Callable[[], int | bool] = _find(
     "torch._C", "_len_torch_dispatch_stack", lambda: bool(dispatch_modes())
 )
 """Whether a dispatch mode is entered."""
+
+
+wrapper: Callable[..., Any] = _find("torch", "Tensor._make_wrapper_subclass", _NoModes)
+"""`wrapper(cls, shape, dtype=..., device=...)`: a tensor of a subclass, with data elsewhere."""
+
+without_functions: Callable[[], AbstractContextManager[Any]] = _find(
+    "torch._C", "DisableTorchFunctionSubclass", nullcontext
+)
+"""A block in which functions of torch treat a subclass as any tensor."""
 
 
 def has_kernel(op: str, key: str) -> bool:

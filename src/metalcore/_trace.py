@@ -61,6 +61,11 @@ class WatchingMode(_torch.DispatchMode):  # type: ignore[misc]
         entered.remove(self)
 
 
+def are_composed(types: Iterable[type]) -> bool:
+    """Whether a call is of tensors that consist of others, whose own calls a mode is to see."""
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
 class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
     """Record every metalcore op that runs inside the block, on any thread of autograd.
 
@@ -83,6 +88,8 @@ class trace(WatchingMode):  # noqa: N801  (reads as a function at the call)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if are_composed(types):
+            return NotImplemented
         if func.namespace == "metalcore":
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -166,6 +173,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def wants_ops() -> bool:
     """Whether a mode other than a trace is active, such as a simulation: it is to see every op."""
     return not all(isinstance(mode, trace) for mode in _torch.dispatch_modes())
+
+
+def is_simulated() -> bool:
+    """Whether Metal kernels are simulated."""
+    modes = _torch.dispatch_modes()
+    return any(isinstance(m, WatchingMode) and not isinstance(m, trace) for m in modes)
 
 
 def record_torch_path(op: str, x: Tensor) -> None:

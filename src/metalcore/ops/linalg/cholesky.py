@@ -10,6 +10,7 @@ from metalcore._accuracy import set_accuracy
 from metalcore._check import expect_factored, expect_float, expect_square
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg.trsm import trsm
 
 _route = Matrices("cholesky", lambda A: (_positive_definite(A),), square=True)
@@ -23,7 +24,7 @@ _forward = Op(
 
 
 def cholesky(
-    A: Tensor, *, upper: bool = False, check: bool = True
+    A: Tensor, *, upper: bool = False, check: bool = True, precision: str | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cholesky factor of each matrix of a batch. Only the lower triangle of A is read (with
     `upper` the upper one).
@@ -32,6 +33,8 @@ def cholesky(
         A: symmetric positive definite, [..., N, N].
         upper: return U with A = U^T U in place of L with A = L L^T.
         check: raise where A is not positive definite. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         The factor [..., N, N]; with `check=False` also info [...] (int32): 0, or the order of the
@@ -40,6 +43,11 @@ def cholesky(
     Example:
         >>> L = metalcore.cholesky(A @ A.mT + torch.eye(8))
     """
+    if is_double(precision, A):
+        double, A = doubled("cholesky", precision, A=A)
+        if double is not None:
+            expect_square("cholesky", "A", A)
+            return double.cholesky(A, upper, check)  # type: ignore[no-any-return]
     expect_float("cholesky", A=A)
     expect_square("cholesky", "A", A)
     if _route.prefers_torch(A):

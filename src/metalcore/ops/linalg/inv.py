@@ -6,17 +6,22 @@ from torch import Tensor
 
 from metalcore._check import expect_factored, expect_float, expect_square
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg.solve import forward
 
 _route = Matrices("inv", square=True)
 
 
-def inv(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+def inv(
+    A: Tensor, *, check: bool = True, precision: str | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
     """Inverse of each matrix of a batch. `solve(A, B)` is faster and more accurate than inv(A) @ B.
 
     Args:
         A: square matrices, [..., N, N].
         check: raise where A is singular. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         [..., N, N]; with `check=False` also info [...] (int32): 0, or the number of the first pivot
@@ -25,6 +30,11 @@ def inv(A: Tensor, *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
     Example:
         >>> X = metalcore.inv(torch.randn(200, 32, 32))
     """
+    if is_double(precision, A):
+        double, A = doubled("inv", precision, A=A)
+        if double is not None:
+            expect_square("inv", "A", A)
+            return double.solve("inv", A, double.identity(A), check)  # type: ignore[no-any-return]
     expect_float("inv", A=A)
     expect_square("inv", "A", A)
     if _route.prefers_torch(A):

@@ -9,6 +9,7 @@ from torch import Tensor
 from metalcore._check import expect_float, expect_matrix, expect_same_dtype
 from metalcore._op import accumulate, has_data
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg._systems import as_one_batch
 from metalcore.ops.linalg.pinv import cutoff, pinv
 from metalcore.ops.linalg.svd import counting, svd_solve, svdvals
@@ -25,7 +26,13 @@ class LeastSquares(NamedTuple):
     singular_values: Tensor
 
 
-def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSquares:
+def lstsq(
+    A: Tensor,
+    B: Tensor,
+    rcond: float | Tensor | None = None,
+    *,
+    precision: str | None = None,
+) -> LeastSquares:
     """Least squares solution of A X = B for each matrix of a batch, over- or underdetermined and of
     any rank.
 
@@ -34,6 +41,9 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
         B: [..., M] or [..., M, K], of A's dtype; batch dimensions are broadcast.
         rcond: singular values up to this times the largest count as zero. Default max(M, N) times
             the machine epsilon.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits. There A must
+            have full rank, and there are no singular values.
 
     Returns:
         `solution` [..., N] or [..., N, K], `residuals` ||A X - B||^2 [...] or [..., K] (empty
@@ -43,6 +53,8 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     Example:
         >>> X, residuals, rank, S = metalcore.lstsq(A, B)
     """
+    if is_double(precision, A, B):
+        return _in_float64(precision, A, B, rcond)
     expect_float("lstsq", A=A, B=B)
     expect_matrix("lstsq", "A", A)
     expect_same_dtype("lstsq", A=A, B=B)
@@ -64,6 +76,24 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | Tensor | None = None) -> LeastSqu
     if dtype is not A.dtype:
         X, residuals, S = X.to(dtype), residuals.to(dtype), S.to(dtype)
     return LeastSquares(X, residuals, rank, S)
+
+
+def _in_float64(
+    precision: str | None, A: Tensor, B: Tensor, rcond: float | Tensor | None
+) -> LeastSquares:
+    double, A, B = doubled("lstsq", precision, A=A, B=B)
+    if double is None:
+        return lstsq(A, B, rcond)
+    expect_matrix("lstsq", "A", A)
+    A, B, vectors = as_one_batch("lstsq", A, B)
+    M, N = A.shape[-2:]
+    X, left = double.lstsq(A, B)
+    rank = torch.full(A.shape[:-2], min(M, N), device=A.device)
+    nothing = torch.empty(0, device=A.device)
+    residuals = (left * left).sum(-2) if M > N else nothing
+    if vectors:
+        X, residuals = X.squeeze(-1), residuals.squeeze(-1) if M > N else residuals
+    return LeastSquares(X, residuals, rank, nothing)
 
 
 def _solve(A: Tensor, B: Tensor, rcond: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from metalcore._accuracy import set_accuracy
 from metalcore._check import expect, expect_float, expect_matrix, expect_one_of, refuse
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 
 _MODES = ("reduced", "complete", "r")
 _route = Matrices("qr")
@@ -20,7 +21,7 @@ _forward = Op(
 )
 
 
-def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+def qr(A: Tensor, mode: str = "reduced", *, precision: str | None = None) -> tuple[Tensor, Tensor]:
     """QR decomposition of each matrix of a batch: A = Q R, Q orthonormal, R upper triangular.
 
     Q is orthonormal whatever the rank and the scale of A. The diagonal of R has the signs that
@@ -30,6 +31,8 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         A: [..., M, N], of any shape; K = min(M, N).
         mode: "reduced": Q [..., M, K] and R [..., K, N]; "complete": Q [..., M, M] and
             R [..., M, N]; "r": R [..., K, N] alone, with an empty Q.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         Q and R. Gradients exist where torch has them: not for "r", and for "complete" only where
@@ -39,6 +42,11 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         >>> Q, R = metalcore.qr(torch.randn(1000, 16, 16))
     """
     expect_one_of("qr", "mode", mode, _MODES)
+    if is_double(precision, A):
+        double, A = doubled("qr", precision, A=A)
+        if double is not None:
+            expect_matrix("qr", "A", A)
+            return double.qr(A, mode)  # type: ignore[no-any-return]
     expect_float("qr", A=A)
     expect_matrix("qr", "A", A)
     # what has no gradient is said by our op

@@ -17,7 +17,8 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
-from metalcore.ops.linalg._systems import are_vectors, as_right_sides
+from metalcore.ops.linalg._precision import doubled, is_double
+from metalcore.ops.linalg._systems import are_vectors, as_one_batch, as_right_sides
 
 _route = Matrices("solve", lambda A: (A, A[..., :1]), square=True)
 set_accuracy("solve", 8.0)
@@ -29,7 +30,12 @@ forward = Op(
 
 
 def solve(
-    A: Tensor, B: Tensor, *, refine: bool = False, check: bool = True
+    A: Tensor,
+    B: Tensor,
+    *,
+    refine: bool = False,
+    check: bool = True,
+    precision: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """X with A X = B for each matrix of a batch, by Gaussian elimination with partial pivoting.
 
@@ -40,6 +46,8 @@ def solve(
         refine: also solve for what is left of B - A X in higher precision, and add the solution.
             In float32 X is then right to the last bits as long as A is not nearly singular.
         check: raise where A is singular. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         X, of B's shape and layout, and the batch of both; with `check=False` also info [...]
@@ -48,6 +56,8 @@ def solve(
     Example:
         >>> X = metalcore.solve(torch.randn(500, 16, 16), torch.randn(500, 16, 4))
     """
+    if is_double(precision, A, B):
+        return _in_float64(precision, A, B, check)  # type: ignore[no-any-return]
     expect_float("solve", A=A, B=B)
     expect_same_dtype("solve", A=A, B=B)
     expect_same_device("solve", A=A, B=B)
@@ -68,6 +78,18 @@ def solve(
     way_out = "Use metalcore.lstsq or metalcore.pinv for singular matrices."
     expect_factored("solve", info, "linalg.solve", way_out)
     return X  # type: ignore[no-any-return]
+
+
+def _in_float64(precision: str | None, A: Tensor, B: Tensor, check: bool) -> Any:
+    double, A, B = doubled("solve", precision, A=A, B=B)
+    if double is None:
+        return solve(A, B, check=check)
+    expect_square("solve", "A", A)
+    A, B, vectors = as_one_batch("solve", A, B)
+    found = double.solve("solve", A, B, check)
+    if check:
+        return found.squeeze(-1) if vectors else found
+    return (found[0].squeeze(-1) if vectors else found[0]), found[1]
 
 
 def _broadcast(A: Tensor, B: Tensor, refine: bool) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from metalcore._accuracy import set_accuracy
 from metalcore._check import expect_float, expect_same_device, expect_same_dtype, expect_square
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Systems
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg._systems import as_one_batch, as_right_sides
 
 _route = Systems("trsm", "", lambda B: (well_conditioned(B).tril(), B))
@@ -28,6 +29,8 @@ def trsm(
     lower: bool = True,
     transpose: bool = False,
     unit_diagonal: bool = False,
+    *,
+    precision: str | None = None,
 ) -> Tensor:
     """Solve op(A) X = B with triangular A. Only the triangle of A that `lower` names is read.
     A zero on the diagonal gives inf or NaN, as a division by it does.
@@ -39,6 +42,8 @@ def trsm(
         lower: A is lower triangular, else upper.
         transpose: op(A) is the transpose of A.
         unit_diagonal: take the diagonal of A as ones, without reading it.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         X, [..., N, K] or [..., N].
@@ -46,6 +51,13 @@ def trsm(
     Example:
         >>> x = metalcore.trsm(metalcore.cholesky(A), b)
     """
+    if is_double(precision, A, B):
+        double, A, B = doubled("trsm", precision, A=A, B=B)
+        if double is not None:
+            expect_square("trsm", "A", A)
+            A, B, vectors = as_one_batch("trsm", A, B)
+            found: Tensor = double.trsm(A, B, lower, transpose, unit_diagonal)
+            return found.squeeze(-1) if vectors else found
     expect_float("trsm", A=A, B=B)
     expect_same_dtype("trsm", A=A, B=B)
     expect_same_device("trsm", A=A, B=B)
