@@ -16,7 +16,7 @@ from statistics import median
 
 from metalcore._report import number
 
-from . import beside
+from . import beside, precision
 from .harness import Row
 from .machine import counted
 from .patch.overrides import SMALL
@@ -62,7 +62,7 @@ def write() -> list[Path]:
     """Bring all documents up to date; the files that changed. A ValueError names a figure that is
     quoted and not stored."""
     results = load()
-    texts = pages(results)
+    texts = pages(results) | precision.plots(PLOTS)
     for stale in set(PLOTS.glob("*.svg")) - set(texts):
         stale.unlink()
     for file in documents():

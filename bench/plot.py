@@ -82,7 +82,14 @@ def _dot(kind: str, series: int, x: float, y: float) -> str:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Values 1, 2 or 5 times a power of ten that enclose low..high."""
+    """Values 1, 2 or 5 times a power of ten that enclose low..high; of many, only every other
+    power or fewer."""
+    first_power, last_power = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if last_power - first_power > 6:
+        step = -(-(last_power - first_power) // 8)
+        # 1 is one of them
+        below, above = math.floor(first_power / step), math.ceil(last_power / step)
+        return [float(f"1e{i * step}") for i in range(below, above + 1)]
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = [float(f"{m}e{p}") for p in powers for m in (1, 2, 5)]
     first = max((i for i, step in enumerate(steps) if step <= low), default=0)

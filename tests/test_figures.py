@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metalcore.bench import beside, documents, store
+from metalcore.bench import beside, documents, precision, store
 from metalcore.bench.harness import Row, cases
 from metalcore.bench.machine import Machine
 from metalcore.bench.run import available
@@ -45,8 +45,16 @@ def test_the_page_of_the_simulated_kernels_is_what_the_data_generates() -> None:
     assert beside.PAGE.read_text() == beside.page(), "run metalcore bench --docs"
 
 
-def test_every_plot_is_of_the_page() -> None:
-    assert set(documents.PLOTS.glob("*")) == set(documents.pages(store.load())) - {documents.PAGE}
+def test_plots_of_precision_are_what_the_data_generates() -> None:
+    page = (documents.ROOT / "docs/precision.md").read_text()
+    for file, text in precision.plots(documents.PLOTS).items():
+        assert file.read_text() == text, "run metalcore bench --docs"
+        assert f"figures/{file.name}" in page
+
+
+def test_every_plot_is_of_a_page() -> None:
+    plots = set(documents.pages(store.load())) | set(precision.plots(documents.PLOTS))
+    assert set(documents.PLOTS.glob("*")) == plots - {documents.PAGE}
 
 
 @pytest.mark.parametrize("file", documents.documents(), ids=lambda file: file.name)

@@ -2,7 +2,11 @@
 """Exact sums that are kept and merged: `"accumulator"`."""
 
 import math
+import os
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +112,22 @@ def test_other_shapes_are_refused() -> None:
         Accumulator((3,)).add(torch.ones(4, 5), -1)
     with pytest.raises(ValueError, match="limbs must be int64"):
         Accumulator().load_state_dict({"limbs": torch.zeros(3)})
+
+
+def test_the_example_prints_the_same_for_any_number_of_processes(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/precision.md"
+    program = re.search(r"```py\n(# metric.py.*?)```", page.read_text(), re.DOTALL)
+    assert program is not None
+    file = tmp_path / "metric.py"
+    file.write_text(program[1])
+    lines = set()
+    for processes in ("1", "2"):
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(
+            [sys.executable, *launch, str(file)], capture_output=True, text=True, env=environment
+        )
+        assert run.returncode == 0, run.stderr
+        lines.add(run.stdout)
+    assert len(lines) == 1
+    assert lines.pop().endswith(" 1000\n")

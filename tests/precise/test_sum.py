@@ -3,6 +3,7 @@
 
 import math
 import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -65,6 +66,20 @@ def test_long_exact_sums_of_every_number_of_parts() -> None:
             assert found == nearest(total(x), dtype)
             if dtype == torch.float64:
                 assert found == math.fsum(x.tolist())
+
+
+def test_ten_million_terms() -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randint(-(2**24), 2**24, (10**7,), generator=generator)
+    for power, others in ((-149, 0), (-20, 0), (0, 10**6)):
+        x = torch.ldexp(whole.float(), torch.tensor(power // 2))
+        x = torch.ldexp(x, torch.tensor(power - power // 2))
+        # what cancels, far above
+        x[:others] = 1e30
+        x[others : 2 * others] = -1e30
+        truth = Fraction(int(whole[2 * others :].sum())) * Fraction(2) ** power
+        assert precise.sum(x, level="exact").item() == nearest(truth, torch.float32)
+        assert precise.mean(x, level="exact").item() == nearest(truth / 10**7, torch.float32)
 
 
 def test_the_device_does_not_change_a_bit() -> None:

@@ -21,6 +21,7 @@ forward = Op(
     "double_float(Tensor x, Tensor x_low, Tensor? y, Tensor? y_low, Tensor? z, Tensor? z_low, "
     "str function) -> (Tensor high, Tensor low)",
     batched=True,
+    sharding="*, *, *, *, *, * -> *, *",
 )
 """A function of pairs of one shape: add, sub, mul, div, fma, sqrt, exp or log."""
 

@@ -13,6 +13,7 @@ forward = Op(
     "double_float_matmul(Tensor A, Tensor A_low, Tensor B, Tensor B_low, Tensor? C, Tensor? C_low, "
     "Tensor? D, Tensor? D_low) -> (Tensor high, Tensor low)",
     batched=True,
+    sharding="*mK, *mK, *Kn, *Kn, *mn, *mn, *mn, *mn -> *mn, *mn",
 )
 """A B, or C - D - A B, of pairs [..., M, K] and [..., K, N]. The latter is as near to the truth
 where all of it cancels."""

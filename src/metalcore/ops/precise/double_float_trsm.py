@@ -14,6 +14,7 @@ forward = Op(
     "double_float_trsm(Tensor A, Tensor A_low, Tensor B, Tensor B_low, bool lower) "
     "-> (Tensor high, Tensor low)",
     batched=True,
+    sharding="*NN, *NN, *Nk, *Nk -> *Nk, *Nk",
 )
 """X of pairs [..., N, N] and [..., N, K]; the other triangle of A is not read."""
 
