@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from metalcore import Record, demo
 @pytest.fixture(autouse=True)
 def _as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr(demo, "_LLAMA", demo._TINY)
-    for name, value in (("_VOCABULARY", 64), ("_BATCH", 2), ("_TIME", 32), ("_NEW_TOKENS", 4)):
+    small = {
+        name: replace(kind, sizes=kind.tiny, vocabulary=64, contexts=kind.contexts and (16, 40))
+        for name, kind in demo.KINDS.items()
+    }
+    for name, value in (("KINDS", small), ("_BATCH", 2), ("_TIME", 32), ("_NEW_TOKENS", 4)):
         monkeypatch.setattr(demo, name, value)
 
 
@@ -43,11 +47,29 @@ def test_the_demo_fails_when_an_op_leaves_its_kernel(
 def test_the_demo_fails_when_losses_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "_allowed", lambda steps: 0.0)
+    monkeypatch.setattr(demo, "_allowed", lambda kind, steps: 0.0)
     assert demo.run(steps=1, html=None, device="cpu") == 1
     assert "the losses in the simulator differ by" in capsys.readouterr().out
 
 
-def test_steps_are_checked() -> None:
+def test_an_xlstm_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.html"
+    assert demo.run(steps=2, html=report, device="cpu", model="xlstm") == 0
+    told = capsys.readouterr().out
+    for word in (
+        "mlstm_chunkwise_backward",
+        "mlstm_step",
+        "the same",
+        "tokens per second after 40",
+    ):
+        assert word in told, word
+    html = report.read_text()
+    assert html.count("<svg") == 5
+    assert "mlstm_gradient" in html
+
+
+def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         demo.run(steps=0)
+    with pytest.raises(ValueError, match="model must be one of"):
+        demo.run(model="gru")

@@ -42,7 +42,7 @@ LAYERS = [
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
     {"chat", "finetune", "mlx"},
     {"serve", "cli_serve"},
-    {"doctor", "info", "demo", "bench", "integrations", "tune"},
+    {"doctor", "info", "_demo_models", "demo", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]
 

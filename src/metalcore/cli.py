@@ -167,6 +167,7 @@ def demo(
     steps: Annotated[int, typer.Option(help="Training steps for each model.")] = 30,
     html_file: Annotated[Path, typer.Option("--html", help="The report.")] = Path("report.html"),
     device: Annotated[str | None, typer.Option(help="cpu or mps; default the best.")] = None,
+    model: Annotated[str, typer.Option(help="llama or xlstm.")] = "llama",
 ) -> None:
     """Train a small language model with and without metalcore, side by side."""
     from metalcore._optional import need
@@ -176,7 +177,9 @@ def demo(
             need(package, "metalcore demo")
     from metalcore.demo import run
 
-    raise typer.Exit(run(steps, html_file, device))
+    with errors_are_messages():
+        found = run(steps, html_file, device, model)
+    raise typer.Exit(found)
 
 
 @app.command(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`metalcore demo`: trains and runs a small Llama as it is and accelerated, side by side."""
+"""`metalcore demo`: trains and runs a small model as it is and accelerated, side by side."""
 
 import copy
 import statistics
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from metalcore import _native, _report
 from metalcore._accuracy import tolerance
-from metalcore._check import expect
+from metalcore._check import expect, expect_one_of
+from metalcore._demo_models import KINDS, Kind, tokens_per_second
 from metalcore._measure import operator_seconds, peak_bytes
 from metalcore._simulate import simulate
 from metalcore._text import batches
@@ -26,12 +27,7 @@ from metalcore.metal.run import has_metal_kernels
 from metalcore.optim import MetalAdamW
 from metalcore.patch.accelerate import Summary, accelerate
 
-_SEED = 0
 _BATCH, _TIME = 8, 128
-_LLAMA = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4}
-_VOCABULARY = 8192
-# small enough for the simulator, which is some hundred times slower than the CPU kernels
-_TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _TINY_STEPS, _TINY_BATCH, _TINY_TIME = 4, 2, 16
 _PROMPT, _NEW_TOKENS = 16, 32
 # operators of either side that the report shows
@@ -39,22 +35,6 @@ _OPERATORS = 8
 # Training amplifies rounding: a plain model whose weights are changed in the last bit is 1e-6 off
 # after 30 steps and 0.4 off within 100, so losses are compared before that.
 _COMPARED_STEPS = 30
-
-
-def llama(vocabulary: int, sizes: dict[str, Any]) -> nn.Module:
-    """A Llama of transformers with random weights; nothing is downloaded."""
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as missing:
-        raise RuntimeError("demo: needs a model of transformers: pip install transformers") from (
-            missing
-        )
-    torch.manual_seed(_SEED)
-    config = LlamaConfig(
-        vocab_size=vocabulary, num_attention_heads=4, num_key_value_heads=2, **sizes
-    )
-    model: nn.Module = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    return model
 
 
 @dataclass
@@ -70,6 +50,7 @@ class Side:
     operators: dict[str, float] = field(default_factory=dict)
     written: list[int] = field(default_factory=list)
     seconds_per_token: float = 0.0
+    speeds: list[tuple[float, float]] = field(default_factory=list)
 
     @classmethod
     def plain(cls, model: nn.Module) -> "Side":
@@ -142,7 +123,7 @@ def train(sides: tuple[Side, Side], data: list[Tensor], progress: Progress) -> N
 
 @dataclass
 class Simulated:
-    """A tiny Llama trained plain, and by the Metal kernels in the simulator."""
+    """A tiny model trained plain, and by the Metal kernels in the simulator."""
 
     plain: list[float]
     metal: list[float]
@@ -153,9 +134,9 @@ class Simulated:
         return _difference(self.plain, self.metal)
 
 
-def train_in_simulator(progress: Progress) -> Simulated:
+def train_in_simulator(kind: Kind, progress: Progress) -> Simulated:
     data, vocabulary = batches(_TINY_STEPS, _TINY_BATCH, _TINY_TIME, "cpu")
-    plain = Side.plain(llama(vocabulary, _TINY))
+    plain = Side.plain(kind.build(vocabulary, kind.tiny))
     ours, _ = Side.accelerated(plain.model)
     task = progress.add_task("training a tiny one in the simulator", total=len(data))
     kernels: Counter[str] = Counter()
@@ -168,28 +149,36 @@ def train_in_simulator(progress: Progress) -> Simulated:
     return Simulated(plain.losses, ours.losses, kernels)
 
 
-def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | None = None) -> int:
+def run(
+    steps: int = 30,
+    html: Path | None = Path("report.html"),
+    device: str | None = None,
+    model: str = "llama",
+) -> int:
     """Train both models, let them write, print the comparison, and write a report.
 
     Args:
         steps: training steps per model.
         html: file of the report; None for no report.
         device: `cpu` or `mps`; default mps where there is one.
+        model: `llama` or `xlstm`.
 
     Returns:
         0; 1 if losses or texts are not the same within the tolerance, or if an op was computed by
         the reference although there is a kernel.
     """
     expect(steps >= 1, "demo", f"steps must be at least 1, got {steps}")
+    expect_one_of("demo", "model", model, tuple(KINDS))
+    kind = KINDS[model]
     console = Console()
     device = device or ("mps" if has_metal_kernels() else "cpu")
     data, _ = batches(steps, _BATCH, _TIME, device)
-    plain = Side.plain(llama(_VOCABULARY, _LLAMA).to(device))
+    plain = Side.plain(kind.build(kind.vocabulary, kind.sizes).to(device))
     ours, summary = Side.accelerated(plain.model)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         train((plain, ours), data, progress)
-        simulated = train_in_simulator(progress)
+        simulated = train_in_simulator(kind, progress)
     with trace() as t:
         ours.step(data[-1])
     for side in (plain, ours):
@@ -198,7 +187,9 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
     plain.model.load_state_dict(ours.model.state_dict())
     for side in (plain, ours):
         side.write(data[0][:1, :_PROMPT])
-    result = Comparison(plain, ours, summary, t, simulated, device)
+        if kind.contexts:
+            side.speeds = tokens_per_second(side.model, kind.contexts, device)
+    result = Comparison(kind, plain, ours, summary, t, simulated, device)
     result.print(console)
     if html is not None:
         html.write_text(result.html(), encoding="utf-8")
@@ -210,6 +201,7 @@ def run(steps: int = 30, html: Path | None = Path("report.html"), device: str | 
 class Comparison:
     """What the run showed, and how it is told."""
 
+    kind: Kind
     plain: Side
     ours: Side
     summary: Summary
@@ -239,10 +231,9 @@ class Comparison:
         )
         for where, difference, steps in losses:
             # written so that a NaN is a problem
-            if not difference <= _allowed(steps):
-                found.append(
-                    f"the losses{where} differ by {difference:.1e}, allowed {_allowed(steps):.1e}"
-                )
+            allowed = _allowed(self.kind, steps)
+            if not difference <= allowed:
+                found.append(f"the losses{where} differ by {difference:.1e}, allowed {allowed:.1e}")
         if self.plain.written != self.ours.written:
             found.append("the two models write different texts")
         left = sorted({r.op for r in self.trace.records if r.path == "reference"})
@@ -267,6 +258,10 @@ class Comparison:
             [f"largest difference to step {self.compared}", "", "", f"{self.difference:.1e}"],
             ["time per token written, ms", *_shown(tokens, 1), f"{tokens[0] / tokens[1]:.2f}x"],
             [f"{_NEW_TOKENS} tokens written", "", "", same],
+            *(
+                [f"tokens per second after {n:.0f}", *_shown([a, b], 1), f"{b / a:.2f}x"]
+                for (n, a), (_, b) in zip(self.plain.speeds, self.ours.speeds, strict=True)
+            ),
         ]
 
     def operators(self) -> _report.Bars:
@@ -284,6 +279,18 @@ class Comparison:
             },
         )
 
+    def speeds(self) -> list[_report.Lines]:
+        """Tokens per second over the length of the context, where it was measured."""
+        if not self.kind.contexts:
+            return []
+        names = {float(at): f"{n / 1024:.3g}k" for at, n in enumerate(self.kind.contexts)}
+        series = {
+            s.name: [(float(at), y) for at, (_, y) in enumerate(s.speeds)]
+            for s in (self.plain, self.ours)
+        }
+        labels = ("Writing step by step", "tokens before", "tokens per second")
+        return [_report.Lines(*labels, series, from_zero=True, x_names=names)]
+
     def kernels(self) -> list[list[str]]:
         return [[path, str(count)] for path, count in sorted(self.simulated.kernels.items())]
 
@@ -297,6 +304,7 @@ class Comparison:
         )
 
     def remarks(self) -> list[str]:
+        allowed = _allowed(self.kind, self.compared)
         weights = sum(p.numel() for p in self.plain.model.parameters()) / 1e6
         what = (
             "what the Metal driver gave out during one step"
@@ -308,17 +316,19 @@ class Comparison:
             "the reference, in plain torch: the times say nothing about its kernels."
         )
         return [
-            f"transformers' Llama with {weights:.1f} million random weights, {_sizes(_LLAMA)}, "
-            f"vocabulary {_VOCABULARY}, batches of {_BATCH} x {_TIME + 1} tokens, float32, "
+            f"transformers' {self.kind.name} with {weights:.1f} million random weights, "
+            f"{_sizes(self.kind.sizes)}, vocabulary {self.kind.vocabulary}, "
+            f"batches of {_BATCH} x {_TIME + 1} tokens, float32, "
             f"steps: {len(self.plain.losses)}, on {self.device} with {torch.get_num_threads()} CPU "
             f"threads, torch {torch.__version__}. Plain is the model with torch.optim.AdamW; "
             "metalcore is a copy after metalcore.accelerate(model), with MetalAdamW. Both see the "
             "same text and take steps in turn." + ("" if self.has_kernels else kernels),
             f"Peak memory is {what}, on top of weights and optimiser state. Up to step "
-            f"{self.compared} the losses may differ by {_allowed(self.compared):.1e} of their "
-            "value, which is what rounding may add up to; later, training amplifies any rounding.",
-            f"In the simulator, a tiny Llama ({_sizes(_TINY)}) took {_TINY_STEPS} steps with "
-            "metalcore's Metal kernels, checked for races, bounds and uninitialised memory: the "
+            f"{self.compared} the losses may differ by {allowed:.1e} of their value, "
+            "which is what rounding may add up to; later, training amplifies any rounding.",
+            f"In the simulator, a tiny {self.kind.name} ({_sizes(self.kind.tiny)}) took "
+            f"{_TINY_STEPS} steps with metalcore's Metal kernels, checked for races, bounds and "
+            "uninitialised memory: the "
             f"losses differ from plain torch by {self.simulated.difference:.1e}. The simulator "
             "says nothing about the time on a GPU.",
         ]
@@ -352,15 +362,19 @@ class Comparison:
         problems = "; ".join(self.problems)
         columns = ["", "plain", "metalcore", "difference"]
         return _report.page(
-            "metalcore demo: a small Llama, as it is and accelerated",
+            f"metalcore demo: a small {self.kind.name}, as it is and accelerated",
             [f"PROBLEM: {problems}." if problems else self.headline(), *self.remarks()],
             [
                 _report.Lines("Loss", "step", "cross entropy, nats per token", losses),
                 _report.Lines("Time per step", "step", "milliseconds", times, from_zero=True),
                 self.operators(),
                 _report.Lines(
-                    "Loss of a tiny Llama, by the Metal kernels", "step", "nats per token", tiny
+                    f"Loss of a tiny {self.kind.name}, by the Metal kernels",
+                    "step",
+                    "nats per token",
+                    tiny,
                 ),
+                *self.speeds(),
                 _report.Table("Side by side", columns, self.rows(), (1, 2, 3)),
                 _report.Table(
                     "What metalcore.accelerate did",
@@ -376,13 +390,13 @@ def _difference(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
 
 
-def _allowed(steps: int) -> float:
+def _allowed(kind: Kind, steps: int) -> float:
     """What one norm may be off by, once per step."""
-    return steps * tolerance("rms_norm", torch.float32, _LLAMA["hidden_size"])
+    return steps * tolerance("rms_norm", torch.float32, kind.sizes["hidden_size"])
 
 
-def _sizes(llama: dict[str, int]) -> str:
-    return f"{llama['num_hidden_layers']} layers of width {llama['hidden_size']}"
+def _sizes(model: dict[str, int]) -> str:
+    return f"{model['num_hidden_layers']} layers of width {model['hidden_size']}"
 
 
 def _shown(values: list[float], decimals: int) -> list[str]:

@@ -119,28 +119,76 @@ inline double log_sigmoid(double x) {
   return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
 }
 
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+using simd::DoubleVec;
 
-// Of each step of a sequence in one head: w, c and m, and those before the first one.
+// The same of a register: log(1 + e) keeps its digits where e is small.
+inline DoubleVec log_sigmoid(DoubleVec x) {
+  const DoubleVec e = simd::exp(-simd::magnitude(x)), u = 1 + e;
+  const DoubleVec log_u = u == 1 ? e : simd::log(u) * (e / (u - 1));
+  return simd::smaller(x, DoubleVec{}) - log_u;
+}
+
+inline DoubleVec sigmoid(DoubleVec x) { return 1 / (1 + simd::exp(-x)); }
+
+// Numbers of all steps, of which whole registers may be read wherever a step is.
+struct PerStep : std::vector<double> {
+  explicit PerStep(int64_t steps) : std::vector<double>(steps + kLanes<double>) {}
+
+  DoubleVec at(int64_t t) const { return simd::load_as<DoubleVec>(data() + t); }
+
+  // Each of the first `steps` becomes function(it).
+  template <typename Function>
+  void apply(int64_t steps, Function function) {
+    for (int64_t t = 0; t < steps; t += kLanes<double>) {
+      const DoubleVec v = function(at(t));
+      std::memcpy(data() + t, &v, sizeof(v));
+    }
+  }
+};
+
+// Of each step of a sequence in one head: w, c and m, the least divisor exp(-m), and c before the
+// first one.
 struct Gates {
-  std::vector<double> w, largest, m;
+  int64_t steps;
+  PerStep w, largest, m, least;
   double first;
 
   template <typename A>
-  Gates(const A* i, const A* f, int64_t steps, double m_initial, bool is_sigmoid)
-      : w(steps), largest(steps), m(steps), first(m_initial) {
+  Gates(const A* i, const A* f, int64_t count, double m_initial, bool is_sigmoid)
+      : steps(count), w(count), largest(count), m(count), least(count), first(m_initial) {
+    std::copy_n(i, steps, w.begin());
+    std::copy_n(f, steps, m.begin());
+    const auto activate = [](DoubleVec v) { return log_sigmoid(v); };
+    m.apply(steps, activate);
+    if (is_sigmoid) w.apply(steps, activate);
     double total = 0, most = m_initial;
     for (int64_t t = 0; t < steps; ++t) {
-      total += log_sigmoid(f[t]);
-      w[t] = (is_sigmoid ? log_sigmoid(i[t]) : double(i[t])) - total;
+      total += m[t];
+      w[t] -= total;
       most = is_sigmoid ? -total : std::max(most, w[t]);
       largest[t] = most;
       m[t] = is_sigmoid ? 0 : total + most;
+      least[t] = -m[t];
     }
+    least.apply(steps, [](DoubleVec v) { return simd::exp(v); });
   }
 
   double largest_before(int64_t t) const { return t == 0 ? first : largest[t - 1]; }
 };
+
+// A register of doubles as values of A, and back.
+template <typename A>
+inline void store_as(A* to, DoubleVec v) {
+  typedef A Part __attribute__((vector_size(sizeof(A) * kLanes<double>)));
+  const Part part = __builtin_convertvector(v, Part);
+  std::memcpy(to, &part, sizeof(part));
+}
+
+template <typename A>
+inline DoubleVec load_double(const A* from) {
+  typedef A Part __attribute__((vector_size(sizeof(A) * kLanes<double>)));
+  return __builtin_convertvector(simd::load_as<Part>(from), DoubleVec);
+}
 
 // The steps of a chunk, and what their gates are to each other.
 template <typename A>
@@ -163,12 +211,14 @@ struct Chunk {
     first = from, count = steps;
     const double before = g.largest_before(from), last = g.largest[from + steps - 1];
     kept = A(std::exp(before - last));
-    for (int64_t t = 0; t < steps; ++t) {
-      const double wt = g.w[from + t] - last, ct = g.largest[from + t] - last;
-      w[t] = A(wt), w_rest[t] = A(wt - double(w[t]));
-      c[t] = A(ct), c_rest[t] = A(ct - double(c[t]));
-      from_start[t] = A(std::exp(before - g.largest[from + t]));
-      to_end[t] = A(std::exp(wt));
+    for (int64_t t = 0; t < steps; t += kLanes<double>) {
+      const DoubleVec wt = g.w.at(from + t) - last, ct = g.largest.at(from + t) - last;
+      store_as(w + t, wt);
+      store_as(w_rest + t, wt - load_double(w + t));
+      store_as(c + t, ct);
+      store_as(c_rest + t, ct - load_double(c + t));
+      store_as(from_start + t, simd::exp(before - g.largest.at(from + t)));
+      store_as(to_end + t, simd::exp(wt));
     }
     for (int64_t t = steps; t < padded(steps); ++t) w[t] = w_rest[t] = 0;
   }
@@ -176,19 +226,24 @@ struct Chunk {
   // Calls body(j, weights) along the steps j <= t, a register at a time; weights beyond t are 0.
   template <typename Body>
   void weights(int64_t t, Body body) const {
-    constexpr int64_t L = kLanes<A>;
-    for (int64_t j = 0; j <= t; j += L) {
-      const Vec<A> difference =
-          (simd::load_as<Vec<A>>(w + j) - c[t]) + (simd::load_as<Vec<A>>(w_rest + j) - c_rest[t]);
-      Vec<A> weight = simd::exp(difference);
-      for (int64_t x = t + 1 - j; x < L; ++x) weight[x] = 0;
-      body(j, weight);
+    using V = Vec<A>;
+    simd::IntOf<V> lane;
+    for (int64_t x = 0; x < kLanes<A>; ++x) lane[x] = x;
+    for (int64_t j = 0; j <= t; j += kLanes<A>) {
+      const V difference =
+          (simd::load_as<V>(w + j) - c[t]) + (simd::load_as<V>(w_rest + j) - c_rest[t]);
+      const V weight = simd::exp(difference);
+      body(j, lane + int32_t(j - t) <= 0 ? weight : V{});
     }
   }
 };
 
 template <typename A>
 inline A sum_of(Vec<A> v) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) return _mm512_reduce_add_ps((__m512)v);
+  if constexpr (std::is_same_v<A, double>) return _mm512_reduce_add_pd((__m512d)v);
+#endif
   A total = 0;
   for (int64_t x = 0; x < kLanes<A>; ++x) total += v[x];
   return total;
@@ -202,6 +257,18 @@ inline A dot(const A* a, const A* b, int64_t n) {
     sum += simd::load_as<Vec<A>>(a + x) * simd::load_as<Vec<A>>(b + x);
   }
   return sum_of<A>(sum);
+}
+
+// The same with the sum in double.
+template <typename A>
+inline DoubleVec add_products(DoubleVec sum, const A* a, const A* b, int64_t n) {
+  for (int64_t x = 0; x < n; x += kLanes<A>) {
+    alignas(MC_REGISTER_BYTES) A products[kLanes<A>];
+    const Vec<A> v = simd::load_as<Vec<A>>(a + x) * simd::load_as<Vec<A>>(b + x);
+    std::memcpy(products, &v, sizeof(v));
+    for (int64_t y = 0; y < kLanes<A>; y += kLanes<double>) sum += load_double(products + y);
+  }
+  return sum;
 }
 
 // y = y * factor + x * by, of whole registers.

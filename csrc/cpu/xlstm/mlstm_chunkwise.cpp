@@ -79,7 +79,7 @@ struct Forward {
       add_lower<A>(steps, ep, {S.values, rows}, {vs.values, ep}, hs);
       for (int64_t r = 0; r < steps; ++r) {
         T* const to = h.at(sequence.batch, head, at + r) + begin;
-        const A share = 1 / divisor(products[r], gates.m[t + r]);
+        const A share = 1 / divisor(products[r], gates.least[t + r]);
         simd::for_each_pair<T>(end - begin, [&](int64_t e, auto elements) {
           simd::store_in_order(to + e, simd::load(hs.values + r * ep + e) * share, elements);
         });
@@ -110,9 +110,9 @@ struct Forward {
     }
   }
 
-  A divisor(A product, double m) const {
+  A divisor(A product, double least) const {
     if (!rule.normalize) return 1;
-    return std::max(std::abs(product), A(std::exp(-m))) + A(rule.eps);
+    return std::max(std::abs(product), A(least)) + A(rule.eps);
   }
 
   static void advance(const Chunk<A>& here, Lines<A> ks, Lines<A> vs, Lines<A> C, A* n, int64_t D,

@@ -12,9 +12,7 @@
 // A task is a head of a sequence: first the states before each chunk, turned, then all chunks from
 // the last one on.
 
-#include <memory>
-
-#include "mlstm.h"
+#include "mlstm_backward_work.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -24,6 +22,7 @@ using namespace mlstm;
 template <typename T>
 struct Backward {
   using A = Acc<T>;
+  using Work = mlstm::Work<T>;
   Sizes s;
   Rule rule;
   int64_t chunk;
@@ -33,44 +32,6 @@ struct Backward {
   Heads<T> dq, dk, dv;
   A *di, *df, *dc, *dn, *dm;
   std::vector<Sequence> sequences;
-
-  // The memory of a task. Rows are of whole Pairs; rows that become lanes are kWidth at a time.
-  struct Work {
-    int64_t dp, ep, rows, turned;
-    tiles::Pieces<A> memory;
-    Chunk<A> here;
-    Lines<A> qs, ks, vs, us, dqs, dks, dvs, C, dC, S, P;
-    A *n, *dn, *products, *dl, *panel;
-
-    static int64_t values(int64_t chunk, int64_t dp, int64_t ep, int64_t rows, int64_t turned) {
-      const auto size = [](int64_t n) { return tiles::Pieces<A>::size(n); };
-      return Chunk<A>::values(chunk) + size(rows * dp) * 3 + size(rows * ep) * 3 +
-             size(rows * turned) + size(turned * ep) + 2 * size(rows * rows) + 2 * size(dp) +
-             2 * size(rows) + size(std::max(dp, ep) * kWidth<A>);
-    }
-
-    Work(int64_t D, int64_t E, int64_t chunk)
-        : dp(padded<T>(D)),
-          ep(padded<T>(E)),
-          rows(product::round_up(chunk, kWidth<A>)),
-          turned(product::round_up(dp, kWidth<A>)),
-          memory(values(chunk, dp, ep, rows, turned)),
-          here(memory, chunk) {
-      for (Lines<A>* x : {&qs, &ks, &dqs}) *x = {memory.take(rows * dp), dp};
-      for (Lines<A>* x : {&vs, &us, &dvs}) *x = {memory.take(rows * ep), ep};
-      dks = {memory.take(rows * turned), turned};
-      dC = {memory.take(turned * ep), ep};
-      for (Lines<A>* x : {&S, &P}) *x = {memory.take(rows * rows), rows};
-      n = memory.take(dp), dn = memory.take(dp);
-      products = memory.take(rows), dl = memory.take(rows);
-      panel = memory.take(std::max(dp, ep) * kWidth<A>);
-      for (Lines<A> x : {qs, ks}) std::fill_n(x.values, rows * dp, A(0));
-      for (Lines<A> x : {vs, us}) std::fill_n(x.values, rows * ep, A(0));
-      std::fill_n(dC.values, turned * ep, A(0));
-      std::fill_n(n, dp, A(0));
-      std::fill_n(dn, dp, A(0));
-    }
-  };
 
   // Terms of the gates: of each step q dq, k dk and dm; of each chunk dF from all later ones, which
   // is the product of the state after it and its gradient. Without it, the rounding of all steps
@@ -84,26 +45,26 @@ struct Backward {
     const int64_t head = task % s.heads;
     const Sequence& sequence = sequences[task / s.heads];
     const int64_t D = s.size, E = s.value_size, state = sequence.state * s.heads + head;
-    Work work(D, E, chunk);
-    const int64_t chunks = (sequence.count + chunk - 1) / chunk, each = E * work.dp + work.dp;
-    // before each chunk, and after the last: C^T [E, dp], then n
-    const auto states = std::make_unique_for_overwrite<A[]>((chunks + 1) * each);
-    start(state, work.dp, states.get());
+    const int64_t chunks = (sequence.count + chunk - 1) / chunk;
+    Work work(D, E, chunk, chunks);
+    const int64_t each = work.each_state(E);
+    A* const states = work.states;
+    start(state, work.dp, states);
     const int64_t gate = (sequence.batch * s.heads + head) * s.steps + sequence.first;
     const double m0 = from.m ? double(from.m[state]) : 0;
     const Gates gates(i + gate, f + gate, sequence.count, m0, rule.sigmoid);
     for (int64_t c = 0; c < chunks; ++c) {
-      advance(sequence, head, gates, c * chunk, states.get() + c * each, work);
+      advance(sequence, head, gates, c * chunk, states + c * each, work);
     }
     end(state, work);
     Terms terms(sequence.count, std::max<int64_t>(1, chunks));
-    terms.later[0] = inner(work, states.get());
+    terms.later[0] = inner(work, states);
     for (int64_t c = chunks - 1; c >= 0; --c) {
-      terms.later[c] = inner(work, states.get() + (c + 1) * each);
-      run(sequence, head, gates, c * chunk, states.get() + c * each, work, terms);
+      terms.later[c] = inner(work, states + (c + 1) * each);
+      run(sequence, head, gates, c * chunk, states + c * each, work, terms);
     }
     const double carried = finish(gates, terms, gate, state);
-    begin(state, work, states.get(), carried);
+    begin(state, work, states, carried);
   }
 
   void start(int64_t state, int64_t dp, A* to) const {
@@ -125,8 +86,10 @@ struct Backward {
     w.here.set(gates, t, steps);
     product::widen_rows(k.at(sequence.batch, head, at), k.row, steps, s.size, w.ks);
     product::widen_rows(v.at(sequence.batch, head, at), v.row, steps, E, w.vs);
-    std::copy_n(before, each, after);
-    scale(after, w.here.kept, each);
+    for (int64_t x = 0; x < each; x += kLanes<A>) {
+      const Vec<A> v = simd::load_as<Vec<A>>(before + x) * w.here.kept;
+      std::memcpy(after + x, &v, sizeof(v));
+    }
     for (int64_t j = 0; j < steps; ++j) {
       scale(w.vs.values + j * w.ep, w.here.to_end[j], w.ep);
       scale_and_add(after + E * w.dp, A(1), w.ks.values + j * w.dp, w.here.to_end[j], w.dp);
@@ -147,15 +110,15 @@ struct Backward {
   // The product of a state, C^T and n, and its gradient.
   double inner(Work& w, const A* state) const {
     const int64_t E = s.value_size;
-    double total = dot(w.dn, state + E * w.dp, w.dp);
+    DoubleVec total = add_products(DoubleVec{}, w.dn, state + E * w.dp, w.dp);
     for (int64_t d = 0; d < w.dp; d += kWidth<A>) {
       product::to_lanes<A>({w.dC.values + d * w.ep, w.ep}, w.ep, w.panel);
       const int64_t width = std::min(kWidth<A>, w.dp - d);
       for (int64_t e = 0; e < E; ++e) {
-        total += dot(w.panel + e * kWidth<A>, state + e * w.dp + d, width);
+        total = add_products(total, w.panel + e * kWidth<A>, state + e * w.dp + d, width);
       }
     }
-    return total;
+    return sum_of<double>(total);
   }
 
   // What a chunk's steps give to each other, and the gradients of all their inputs.
@@ -176,7 +139,7 @@ struct Backward {
     multiply_lower<A>(steps, {w.us.values, w.ep, 1}, {w.vs.values, w.ep}, E, w.ep, w.panel, w.P);
     product::multiply_wide<A>(steps, w.dp, {w.us.values, w.ep, 1}, {before, w.dp}, w.dqs, E, false);
     if (rule.normalize && !rule.nx) pull_divisor(gates, t, w, root, terms);
-    pull(w, root);
+    pull(w);
 
     // dq
     for (int64_t r = 0; r < steps; ++r) {
@@ -212,13 +175,14 @@ struct Backward {
     });
   }
 
-  // S becomes A; P the weights alone; products those of q with all that came before.
+  // S becomes A, the weights are kept; products become those of q with all that came before.
   void weigh(Work& w, A root, const A* n) const {
     for (int64_t t = 0; t < w.here.count; ++t) {
-      A* const row = w.S.values + t * w.rows;
+      A *const row = w.S.values + t * w.rows, *const kept = w.weights.values + t * w.rows;
       Vec<A> sum = {};
       w.here.weights(t, [&](int64_t j, Vec<A> weight) {
-        const Vec<A> a = simd::load_as<Vec<A>>(row + j) * weight * root;
+        const Vec<A> scaled = weight * root, a = simd::load_as<Vec<A>>(row + j) * scaled;
+        std::memcpy(kept + j, &scaled, sizeof(scaled));
         std::memcpy(row + j, &a, sizeof(a));
         sum += a;
       });
@@ -234,13 +198,11 @@ struct Backward {
     std::fill(row + written, row + std::min(written + kBlock, rows), A(0));
   }
 
-  A least(const Gates& gates, int64_t t) const { return A(std::exp(-gates.m[t])); }
-
   // dh becomes u = dh / R.
   void divide(const Gates& gates, int64_t t, Work& w) const {
     std::fill_n(w.dl, w.here.count, A(0));
     for (int64_t r = 0; rule.normalize && r < w.here.count; ++r) {
-      const A divisor = std::max(std::abs(w.products[r]), least(gates, t + r)) + A(rule.eps);
+      const A divisor = std::max(std::abs(w.products[r]), A(gates.least[t + r])) + A(rule.eps);
       scale(w.us.values + r * w.ep, 1 / divisor, w.ep);
     }
   }
@@ -253,7 +215,7 @@ struct Backward {
       const A of_state = dot(w.qs.values + r * w.dp, w.dqs.values + r * w.dp, w.dp);
       const A delta = of_state * w.here.from_start[r] * root +
                       dot(w.S.values + r * w.rows, w.P.values + r * w.rows, written);
-      const A product = w.products[r], size = std::abs(product), other = least(gates, t + r);
+      const A product = w.products[r], size = std::abs(product), other = A(gates.least[t + r]);
       const A share = 1 / (std::max(size, other) + A(rule.eps));
       if (size > other) w.dl[r] = (product < 0 ? delta : -delta) * share;
       if (!rule.sigmoid) terms.of_m[t + r] = -double(delta) * rule.eps * double(share);
@@ -261,13 +223,15 @@ struct Backward {
   }
 
   // P = s (u_t v_j + dl_t) exp(w_j - c_t)
-  void pull(Work& w, A root) const {
+  void pull(Work& w) const {
     for (int64_t t = 0; t < w.here.count; ++t) {
       A* const row = w.P.values + t * w.rows;
-      w.here.weights(t, [&](int64_t j, Vec<A> weight) {
-        const Vec<A> p = (simd::load_as<Vec<A>>(row + j) + w.dl[t]) * weight * root;
+      const A* const kept = w.weights.values + t * w.rows;
+      for (int64_t j = 0; j <= t; j += kLanes<A>) {
+        const Vec<A> weight = simd::load_as<Vec<A>>(kept + j);
+        const Vec<A> p = (simd::load_as<Vec<A>>(row + j) + w.dl[t]) * weight;
         std::memcpy(row + j, &p, sizeof(p));
-      });
+      }
       clear_after(row, t, w.rows);
     }
   }
@@ -285,9 +249,18 @@ struct Backward {
                               w.here.count, true);
   }
 
+  // Of log sigmoid, at each step.
+  static PerStep slopes(const A* gates, int64_t steps) {
+    PerStep found(steps);
+    std::copy_n(gates, steps, found.begin());
+    found.apply(steps, [](DoubleVec v) { return sigmoid(-v); });
+    return found;
+  }
+
   // The gradients of the gates, from the last step on; what is left for the initial m.
   double finish(const Gates& gates, Terms& terms, int64_t gate, int64_t state) const {
-    const int64_t steps = int64_t(gates.w.size());
+    const int64_t steps = gates.steps;
+    const PerStep of_i = slopes(i + gate, steps), of_f = slopes(f + gate, steps);
     const bool has_m = !rule.sigmoid && !rule.nx;
     // C and n of the last states have exp(-m)
     double carried =
@@ -301,8 +274,8 @@ struct Backward {
       carried -= taken;
       sum += terms.of_q[t] + terms.of_m[t] - dw - taken;
       dw += taken;
-      di[gate + t] = A(rule.sigmoid ? dw * sigmoid(-double(i[gate + t])) : dw);
-      df[gate + t] = A(sum * sigmoid(-double(f[gate + t])));
+      di[gate + t] = A(rule.sigmoid ? dw * of_i[t] : dw);
+      df[gate + t] = A(sum * of_f[t]);
     }
     return carried;
   }
