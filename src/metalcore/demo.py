@@ -328,9 +328,8 @@ class Comparison:
             "which is what rounding may add up to; later, training amplifies any rounding.",
             f"In the simulator, a tiny {self.kind.name} ({_sizes(self.kind.tiny)}) took "
             f"{_TINY_STEPS} steps with metalcore's Metal kernels, checked for races, bounds and "
-            "uninitialised memory: the "
-            f"losses differ from plain torch by {self.simulated.difference:.1e}. The simulator "
-            "says nothing about the time on a GPU.",
+            "uninitialised memory: the losses differ from plain torch by "
+            f"{self.simulated.difference:.1e}. The simulator says nothing about the time on a GPU.",
         ]
 
     def print(self, console: Console) -> None:
@@ -359,21 +358,16 @@ class Comparison:
                 ("Metal kernels, simulated", self.simulated.metal),
             )
         }
-        problems = "; ".join(self.problems)
+        problems, name, axes = "; ".join(self.problems), self.kind.name, ("step", "nats per token")
         columns = ["", "plain", "metalcore", "difference"]
         return _report.page(
-            f"metalcore demo: a small {self.kind.name}, as it is and accelerated",
+            f"metalcore demo: a small {name}, as it is and accelerated",
             [f"PROBLEM: {problems}." if problems else self.headline(), *self.remarks()],
             [
                 _report.Lines("Loss", "step", "cross entropy, nats per token", losses),
                 _report.Lines("Time per step", "step", "milliseconds", times, from_zero=True),
                 self.operators(),
-                _report.Lines(
-                    f"Loss of a tiny {self.kind.name}, by the Metal kernels",
-                    "step",
-                    "nats per token",
-                    tiny,
-                ),
+                _report.Lines(f"Loss of a tiny {name}, by the Metal kernels", *axes, tiny),
                 *self.speeds(),
                 _report.Table("Side by side", columns, self.rows(), (1, 2, 3)),
                 _report.Table(
