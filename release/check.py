@@ -88,11 +88,15 @@ def _manylinux(wheel: Path) -> str:
 def _abi(wheel: Path) -> str:
     libraries = _libraries(wheel)
     for name, data in libraries.items():
-        for problem in (
-            *ObjectFile(data).check_manylinux("manylinux_2_28"),
-            *ObjectFile(data).check_python_abi("3.10"),
-        ):
-            raise Failed(f"{name}: {problem}")
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(data)
+            file.flush()
+            library = ObjectFile(file.name)
+            for problem in (
+                *library.check_manylinux("manylinux_2_28"),
+                *library.check_python_abi("3.10"),
+            ):
+                raise Failed(f"{name}: {problem}")
     return f"{len(libraries)} libraries: 0 too new, no Python"
 
 

@@ -73,6 +73,7 @@ def make(
         _shared_stub(target, lib / "libtorch_cpu.so")
         link = f"exec {zig} c++ -target {target.triple}"
         flags = ""
+    link += " -s"  # no debug information
     compiler.write_text(
         "#!/bin/sh\n"
         f'case " $* " in *" -c "*|*" -E "*) exec {zig} c++ -target {target.triple} {flags} "$@";; '
@@ -91,7 +92,6 @@ def _toolchain(target: Target, compiler: Path) -> str:
         f"set(CMAKE_CXX_COMPILER {compiler})",
         "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)",
         "set(CMAKE_CXX_LINKER_DEPFILE_SUPPORTED FALSE)",
-        "set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)",  # no debug information
     ]
     if target.is_macos:
         # what CMake looks for on a Mac, and does not need here

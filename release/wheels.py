@@ -73,11 +73,12 @@ def build_sources() -> None:
 
 
 def macos_names() -> tuple[set[str], set[str]]:
-    """What every libtorch_cpu of macOS exports, and what it takes of the C++ library."""
+    """What every libtorch_cpu of macOS exports, and what any takes of the C++ library: all of them
+    are for macOS 14 or older, so that it has these names there."""
     libraries = [macos_torch(version) for version in TORCHES]
     exported = [{n for n in lib.exports if re.match("_(aoti_)?torch_", n)} for lib in libraries]
     used = [{i.name for i in lib.imports if "libc++" in i.library} for lib in libraries]
-    return reduce(set.__and__, exported), reduce(set.__and__, used)
+    return reduce(set.__and__, exported), reduce(set.__or__, used)
 
 
 def macos_torch(version: str) -> macho.Library:
