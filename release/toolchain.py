@@ -71,7 +71,8 @@ def make(
         flags = _MACOS_FLAGS
     else:
         _shared_stub(target, lib / "libtorch_cpu.so")
-        link = f"exec {zig} c++ -target {target.triple}"
+        # the library is needed by name, though the stub has none of its symbols
+        link = f"exec {zig} c++ -target {target.triple} -Wl,--no-as-needed"
         flags = ""
     link += " -s"  # no debug information
     compiler.write_text(
