@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What is known about each file of dist/ before it is published: a table, and an exit code."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -78,9 +79,13 @@ def _manylinux(wheel: Path) -> str:
     # what it would make of the wheel, were libtorch_cpu not torch's to bring
     tag = wheel.stem.split("-")[-1]
     with tempfile.TemporaryDirectory() as folder:
-        options = ("--exclude", "libtorch_cpu.so", "--plat", tag, "--wheel-dir", folder)
+        options = ("--exclude", "libtorch_cpu.so", "--plat", "auto", "--wheel-dir", folder)
         _run("auditwheel", "repair", *options, str(wheel))
-    return f"consistent with {tag}"
+        made = next(Path(folder).iterdir()).stem
+    oldest = min(map(int, re.findall(r"manylinux_2_(\d+)_", made)), default=99)
+    if oldest > int(tag.split("_")[2]):
+        raise Failed(f"needs glibc 2.{oldest}")
+    return f"runs with glibc 2.{oldest} and newer"
 
 
 def _abi(wheel: Path) -> str:
