@@ -33,6 +33,7 @@ LAYERS = [
         "nn",
         "optim",
         "attn",
+        "decode",
         "linalg",
         "precise",
         "quant",

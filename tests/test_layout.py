@@ -20,8 +20,8 @@ KERNEL_STORIES = {op.story for op in Op.all.values()}
 # Sizes that choose between two algorithms of ours, whatever the machine.
 BETWEEN_OURS = {"_BLOCK_ROWS", "_SVD_UP_TO"}
 # Computed by their meaning on a GPU: their Metal kernels are not written yet.
-WITHOUT_METAL = {"quant/quantize_ggml"}
-FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise"}
+WITHOUT_METAL = {"quant/quantize_ggml", "decode/decode_step"}
+FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise", "decode"}
 
 
 def test_there_are_ops() -> None:

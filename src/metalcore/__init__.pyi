@@ -1,9 +1,10 @@
 # What `metalcore` offers. A name is loaded when it is first asked for.
-from metalcore import attn as attn, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, precise as precise, quant as quant, train as train, xlstm as xlstm
+from metalcore import attn as attn, decode as decode, linalg as linalg, metal as metal, nn as nn, ops as ops, optim as optim, patch as patch, precise as precise, quant as quant, train as train, xlstm as xlstm
 from metalcore._quantized_layers import GGMLEmbedding as GGMLEmbedding, GGMLLinear as GGMLLinear, Int4Linear as Int4Linear, Int8Linear as Int8Linear
 from metalcore._simulate import simulate as simulate
 from metalcore._trace import Record as Record, trace as trace
 from metalcore.attn import *
+from metalcore.decode import *
 from metalcore.checkpoints import from_awq as from_awq, from_gptq as from_gptq, from_mlx as from_mlx
 from metalcore.gguf.format import GGUFError as GGUFError
 from metalcore.gguf.load import load_gguf as load_gguf
@@ -12,6 +13,8 @@ from metalcore.linalg import *
 from metalcore.metal.run import has_metal_kernels as has_metal_kernels
 from metalcore.patch.accelerate import accelerate as accelerate
 from metalcore.patch.batching import continuous_batching as continuous_batching
+from metalcore.patch.decoder import Decoder as Decoder, decoder as decoder
+from metalcore.patch.decode_rows import Rows as Rows
 from metalcore.patch.cache import PagedCache as PagedCache, QuantizedCache as QuantizedCache
 from metalcore.patch.kernel_layers import kernel_mapping as kernel_mapping, write_kernel_repository as write_kernel_repository
 from metalcore.patch.overrides import disable_pytorch_overrides as disable_pytorch_overrides, enable_pytorch_overrides as enable_pytorch_overrides, get_active_overrides as get_active_overrides, overrides as overrides

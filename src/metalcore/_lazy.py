@@ -20,7 +20,7 @@ from metalcore import _torch
 
 T = TypeVar("T")
 
-FAMILIES = ("attn", "linalg", "precise", "quant", "train", "xlstm")
+FAMILIES = ("attn", "decode", "linalg", "precise", "quant", "train", "xlstm")
 """The public packages of ops."""
 
 

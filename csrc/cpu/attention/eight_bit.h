@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys and values of 8 bits: integers, or codes of float8_e4m3fn; and how any storage is read.
+// Keys and values of 8 bits: integers, or codes of float8_e4m3fn; those of 16 bits beside queries
+// of 32; and how any storage is read.
 #pragma once
 
 #include "../common/product.h"
@@ -23,8 +24,19 @@ struct Float8 {
   }
 };
 
+// Half precision, beside queries in float.
+template <typename H>
+struct Narrow {
+  H value;
+
+  explicit operator float() const { return float(value); }
+};
+
+// Whether rows are widened in the order of memory.
 template <typename S>
-constexpr bool kIsCode = std::is_same_v<S, Int8> || std::is_same_v<S, Float8>;
+constexpr bool kIsCode = std::is_same_v<S, Int8> || std::is_same_v<S, Float8> ||
+                         std::is_same_v<S, Narrow<simd::Half>> ||
+                         std::is_same_v<S, Narrow<simd::BFloat16>>;
 
 inline simd::FloatVec widen_codes(const Int8* p) {
   const auto raw = simd::widen_signed_bytes(reinterpret_cast<const uint8_t*>(p));
@@ -37,6 +49,15 @@ inline simd::FloatVec widen_codes(const Float8* p) {
   const Bits size = raw & 0x7f;
   const auto x = simd::bits_as<simd::FloatVec>(size << 20 | (raw & 0x80) << 24) * 0x1p120f;
   return simd::bits_as<simd::FloatVec>(simd::bits_as<Bits>(x) | Bits(size == 0x7f));
+}
+
+inline simd::FloatVec widen_codes(const Narrow<simd::Half>* p) {
+  return simd::widen(simd::load_as<simd::HalfBits>(p));
+}
+
+inline simd::FloatVec widen_codes(const Narrow<simd::BFloat16>* p) {
+  const auto raw = __builtin_convertvector(simd::load_as<simd::HalfBits>(p), simd::Bits);
+  return simd::bits_as<simd::FloatVec>(raw << 16);
 }
 
 // The next elements of a row of S for sums of A. Codes are in the order of memory, the rest in
@@ -63,7 +84,7 @@ inline simd::Pair<A> load_stored(const S* p, simd::First first) {
     return simd::load(p, first);
   } else {
     S part[2 * simd::kLanes<A>] = {};
-    std::memcpy(part, p, first.count);
+    std::memcpy(static_cast<void*>(part), p, first.count * sizeof(S));
     return load_stored<A>(part);
   }
 }

@@ -35,7 +35,7 @@ struct FewQueries {
   Heads<const T> q;
   const Cache<S>& cache;
   Heads<T> out;
-  A* lse;
+  A* lse;  // null where nobody asks
   int64_t width, value_width;  // head sizes in whole Pairs
 
   // Queries of a head of keys: all of a sequence, of all heads that share it.
@@ -360,7 +360,10 @@ struct FewQueries {
       for (int64_t d = 0; d < value_width; ++d) sums[d] += part[2 * L + d] * factor;
     }
     const int64_t query = first.sequence.first_query + of.query;
-    lse[(first.sequence.batch * s.heads + of.head) * s.queries + query] = largest + std::log(total);
+    if (lse) {
+      lse[(first.sequence.batch * s.heads + of.head) * s.queries + query] =
+          largest + std::log(total);
+    }
     const A share = total == 0 ? A(0) : 1 / total;
     T* const y = out.at(first.sequence.batch, of.head, query);
     simd::for_each_pair<T>(s.value_size, [&](int64_t d, auto elements) {

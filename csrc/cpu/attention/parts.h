@@ -8,35 +8,43 @@
 
 namespace metalcore::cpu::tiles {
 
-// All sequences: parts of keys on all threads, then the merge of each row.
+// Parts of the keys of each sequence, and where what they give goes.
 template <typename T, typename S>
-void attend_few(const FewQueries<T, S>& few, bool worth_threads) {
+struct Parts {
   using A = Acc<T>;
-  const Problem<A>& problem = few.problem;
+
   std::vector<typename FewQueries<T, S>::Task> tasks;
-  std::vector<int64_t> firsts, offsets;
-  int64_t values = 0;
-  const int64_t key_heads = problem.sizes.key_heads, each = few.heads_each();
-  for (const Sequence& s : problem.sequences) {
-    for (int64_t h = 0; h < key_heads; h += each) {
-      const int64_t heads = std::min(each, key_heads - h);
-      firsts.push_back(int64_t(tasks.size()));
-      // those keys that some query may see
-      const Keys seen = problem.range(s, {0, 0, s.queries});
-      int64_t begin = seen.begin;
-      do {
-        tasks.push_back({s, h, heads, {begin, std::min(begin + kPart, seen.end)}, nullptr});
-        offsets.push_back(values);
-        values += heads * few.rows(s) * few.row_values();
-        begin += kPart;
-      } while (begin < seen.end);
+  std::vector<int64_t> firsts;  // the first task of each group that is merged, and the end
+  std::unique_ptr<A[]> results;
+
+  Parts(const FewQueries<T, S>& few, const std::vector<Sequence>& sequences) {
+    const Problem<A>& problem = few.problem;
+    std::vector<int64_t> offsets;
+    int64_t values = 0;
+    const int64_t key_heads = problem.sizes.key_heads, each = few.heads_each();
+    for (const Sequence& s : sequences) {
+      for (int64_t h = 0; h < key_heads; h += each) {
+        const int64_t heads = std::min(each, key_heads - h);
+        firsts.push_back(int64_t(tasks.size()));
+        // those keys that some query may see
+        const Keys seen = problem.range(s, {0, 0, s.queries});
+        int64_t begin = seen.begin;
+        do {
+          tasks.push_back({s, h, heads, {begin, std::min(begin + kPart, seen.end)}, nullptr});
+          offsets.push_back(values);
+          values += heads * few.rows(s) * few.row_values();
+          begin += kPart;
+        } while (begin < seen.end);
+      }
     }
+    firsts.push_back(int64_t(tasks.size()));
+    results = std::make_unique_for_overwrite<A[]>(std::max<int64_t>(1, values));
+    for (size_t t = 0; t < tasks.size(); ++t) tasks[t].results = results.get() + offsets[t];
   }
-  firsts.push_back(int64_t(tasks.size()));
-  const auto results = std::make_unique_for_overwrite<A[]>(std::max<int64_t>(1, values));
-  for (size_t t = 0; t < tasks.size(); ++t) tasks[t].results = results.get() + offsets[t];
-  for_each_task(int64_t(tasks.size()), worth_threads, [&](int64_t t) { few(tasks[t]); });
-  for_each_task(int64_t(firsts.size()) - 1, worth_threads, [&](int64_t g) {
+
+  int64_t groups() const { return int64_t(firsts.size()) - 1; }
+
+  void merge(const FewQueries<T, S>& few, int64_t g) const {
     const auto& first = tasks[firsts[g]];
     Pieces<A> pieces(few.value_width);
     A* const sums = pieces.take(few.value_width);
@@ -46,7 +54,16 @@ void attend_few(const FewQueries<T, S>& few, bool worth_threads) {
         few.merge(first, h, r, parts, first.heads * rows * few.row_values(), sums);
       }
     }
-  });
+  }
+};
+
+// All sequences: parts of keys on all threads, then the merge of each row.
+template <typename T, typename S>
+void attend_few(const FewQueries<T, S>& few, bool worth_threads) {
+  const Parts<T, S> parts(few, few.problem.sequences);
+  for_each_task(int64_t(parts.tasks.size()), worth_threads,
+                [&](int64_t t) { few(parts.tasks[t]); });
+  for_each_task(parts.groups(), worth_threads, [&](int64_t g) { parts.merge(few, g); });
 }
 
 template <typename T, typename S>

@@ -31,6 +31,9 @@ struct Heads {
   T* values;
   int64_t batch, head, row;
 
+  Heads(T* values, int64_t batch, int64_t head, int64_t row)
+      : values(values), batch(batch), head(head), row(row) {}
+
   explicit Heads(const Tensor& x)
       : values(static_cast<T*>(const_cast<void*>(x.const_data_ptr()))),
         batch(x.stride(0)),

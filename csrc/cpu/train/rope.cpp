@@ -11,12 +11,10 @@
 #include <tuple>
 #include <vector>
 
-#include "../common/tensor.h"
+#include "rotate.h"
 
 namespace metalcore::cpu {
 namespace {
-
-using simd::Acc;
 
 // Positions per task: their tables stay in the first cache (16 KiB for 128 rotated values).
 constexpr int64_t kPositionsPerTask = 16;
@@ -28,11 +26,6 @@ struct Heads {
   T* y = nullptr;
   int64_t count = 0;
   int64_t x_batch, x_head, x_position, y_batch, y_head, y_position;
-};
-
-struct Rotation {
-  int64_t size, rotary, half;
-  bool interleaved, inverse;
 };
 
 // Cosines and signed sines of one position, [rotary] each, in the order of Pairs of T. Those of the
@@ -118,42 +111,6 @@ class Tables {
   const int64_t part_, padded_, row_;
   std::vector<A> cos_, sin_, spread_;
 };
-
-// Each element with its neighbour's value: 2i and 2i + 1 change places.
-template <typename T>
-simd::Pair<Acc<T>> swap_neighbours(simd::Pair<Acc<T>> v) {
-  if constexpr (std::is_same_v<T, simd::BFloat16>) {
-    return {v.second, v.first};
-  } else {
-    simd::Pair<Acc<T>> out;
-    for (int64_t i = 0; i < simd::kLanes<Acc<T>>; ++i) {
-      out.first[i] = v.first[i ^ 1];
-      out.second[i] = v.second[i ^ 1];
-    }
-    return out;
-  }
-}
-
-template <typename T, typename Put>
-void rotate_row(const Rotation& how, const T* x, const Acc<T>* cos, const Acc<T>* sin,
-                int64_t second, T* y, Put put) {
-  if (how.interleaved) {
-    simd::for_each_pair<T>(how.rotary, [&](int64_t i, auto elements) {
-      const auto v = simd::load(x + i, elements);
-      put(y + i, v * simd::load(cos + i) + swap_neighbours<T>(v) * simd::load(sin + i), elements);
-    });
-  } else {
-    simd::for_each_pair<T>(how.half, [&](int64_t i, auto elements) {
-      const auto a = simd::load(x + i, elements), b = simd::load(x + how.half + i, elements);
-      put(y + i, a * simd::load(cos + i) + b * simd::load(sin + i), elements);
-      put(y + how.half + i, b * simd::load(cos + second + i) + a * simd::load(sin + second + i),
-          elements);
-    });
-  }
-  simd::for_each_pair<T>(how.size - how.rotary, [&](int64_t i, auto elements) {
-    put(y + how.rotary + i, simd::load(x + how.rotary + i, elements), elements);
-  });
-}
 
 // All heads at `count` positions from `first` of a batch entry, in the order of memory.
 template <typename T>

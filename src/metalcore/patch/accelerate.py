@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """accelerate(model): one call that lets a transformers model compute with metalcore."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from metalcore.patch import conv as convs
 from metalcore.patch import loss as losses
 from metalcore.patch import mlp as mlps
 from metalcore.patch import mlstm as mlstms
+from metalcore.patch.probe import likeness
 from metalcore.patch.swap import Swapped, restore, swap, swapped_by
 
 
@@ -48,10 +50,14 @@ class Summary:
     _model: nn.Module | None = field(default=None, repr=False)
     _swapped: list[nn.Module] = field(default_factory=list, repr=False)
     _attention: list[tuple[attentions.Layers, str]] = field(default_factory=list, repr=False)
+    _decoder: Any = field(default=None, repr=False)
     _call: str = field(default_factory=lambda: uuid4().hex, repr=False)
 
     def undo(self) -> None:
         """Give the layers their classes again; a second call does nothing."""
+        if self._decoder is not None:
+            self._decoder.undo()
+            self._decoder = None
         for module in self._swapped:
             restore(module)
         # adapters copy layers of a model that they train
@@ -118,6 +124,7 @@ def accelerate(
     mlstm: bool = True,
     conv: bool = True,
     loss: bool = True,
+    decode: bool = False,
 ) -> Summary:
     """Let the layers of a transformers model compute with metalcore, in place.
 
@@ -136,6 +143,8 @@ def accelerate(
         conv: causal convolutions of Mamba and its kin become `causal_conv1d`.
         loss: with `labels`, the loss becomes `linear_cross_entropy`, and logits are computed only
             if somebody looks at them.
+        decode: the steps of `generate` become one `decode_step` each, where they can be recorded:
+            see `metalcore.decoder`.
 
     Returns:
         A summary to print, with `undo()`. Layers that are accelerated already are left to the
@@ -177,6 +186,8 @@ def accelerate(
         examined |= _each(summary, model, "conv", convs, [convs.CausalConv])
     if loss:
         examined |= _loss(summary, model)
+    if decode:
+        _decode(summary, model)
     summary.not_examined = dict(Counter(type(m).__name__ for m in _others(model, examined)))
     return summary
 
@@ -211,7 +222,7 @@ def _each(
     for module in model.modules():
         if module in but or not where.is_candidate(module):
             continue
-        key = _likeness(module)
+        key = likeness(module)
         if key not in answers:
             answers[key] = _one_of(kinds, where.recognise, module)
         answer = answers[key]
@@ -242,23 +253,6 @@ def _one_of(
 
 
 _ALREADY = "it is accelerated already"
-
-
-def _likeness(module: nn.Module) -> Hashable:
-    """Equal for modules that compute the same but for the values of their weights."""
-    shapes = tuple(
-        (name, None if p is None else tuple(p.shape)) for name, p in module._parameters.items()
-    )
-    own = (item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE)
-    attributes = tuple(
-        (name, value if isinstance(value, (bool, int, float, str, tuple)) else id(value))
-        for name, value in own
-    )
-    parts = tuple((name, _likeness(child)) for name, child in module.named_children())
-    return type(module), shapes, attributes, parts
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def _describe(kind: type[Swapped], how: Any) -> str:
@@ -321,6 +315,24 @@ def _loss(summary: Summary, model: nn.Module) -> set[nn.Module]:
             summary.swap(head, losses.OutputLayer, None)
         summary.rows.append(Row("loss", name, 1, "linear_cross_entropy"))
     return heads
+
+
+def _decode(summary: Summary, model: nn.Module) -> None:
+    """Let a tape compute the steps of `generate`."""
+    if sys.modules.get("transformers") is None:
+        return
+    from metalcore.patch.decoder import Decoding, decoder
+
+    name = type(model).__name__
+    if isinstance(model, Decoding):
+        summary.rows.append(Row("decode", name, 1, "", _ALREADY))
+        return
+    made = decoder(model, fills_in=True)
+    if made.is_recorded:
+        summary._decoder = made.__enter__()
+        summary.rows.append(Row("decode", name, 1, "decode_step"))
+    else:
+        summary.rows.append(Row("decode", name, 1, "", made.why_not))
 
 
 def patch_transformers_rmsnorm(model: nn.Module) -> int:

@@ -2,7 +2,7 @@
 """Probes: what a layer computes is found out by asking it, with small weights of our own."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -69,3 +69,20 @@ def ask(question: Callable[[], Any]) -> Any:
             return question()
         except NO_ANSWER:
             return None
+
+
+def likeness(module: nn.Module) -> Hashable:
+    """Equal for modules that compute the same but for the values of their weights."""
+    shapes = tuple(
+        (name, None if p is None else tuple(p.shape)) for name, p in module._parameters.items()
+    )
+    own = (item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE)
+    attributes = tuple(
+        (name, value if isinstance(value, (bool, int, float, str, tuple)) else id(value))
+        for name, value in own
+    )
+    parts = tuple((name, likeness(child)) for name, child in module.named_children())
+    return type(module), shapes, attributes, parts
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+// One replay of a tape, for M tokens. Token m is written to slot slots[m] of row rows[m] of the
+// cache [layers, 2, rows, heads, slots, size], and sees the keys from starts[m] on.
+//
+// Threads share each stage's tasks and wait for its end before the next. Whoever comes late finds
+// the tasks taken; no number of threads is needed.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+#include "../attention/parts.h"
+#include "linear.h"
+#include "rows.h"
+
+namespace metalcore::cpu::decode {
+
+struct Token {
+  int64_t id, row, slot, start;
+
+  int64_t position() const { return slot - start; }
+};
+
+// What is in memory where: the tensors of a call, of which `check` looks at each.
+struct Memory {
+  std::vector<Tensor> tensors;
+  Tensor cache;
+  std::vector<Token> tokens;
+
+  int64_t layers() const { return cache.size(0); }
+  int64_t rows() const { return cache.size(2); }
+  int64_t heads() const { return cache.size(3); }
+  int64_t slots() const { return cache.size(4); }
+  int64_t size() const { return cache.size(5); }
+};
+
+// Work of a step, in products, from which on threads are worth their waiting.
+inline const Knob threads_from("decode_step", "threads_from", 1 << 20);
+
+inline void rest() {
+#if defined(__SSE2__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <typename S>
+class Step {
+ public:
+  Step(const Tape& tape, const Memory& memory, const Tensor& out)
+      : tape_(tape), memory_(memory), M_(int64_t(memory.tokens.size())) {
+    int64_t values = 0;
+    for (const int64_t n : tape.buffers) values += padded(M_ * n);
+    floats_ = std::make_unique_for_overwrite<float[]>(values);
+    float* next = floats_.get();
+    for (size_t b = 0; b < tape.buffers.size(); ++b) {
+      buffers_.push_back(int64_t(b) == tape.out ? mutable_data<float>(out) : next);
+      next += padded(M_ * tape.buffers[b]);
+    }
+    activations_.resize(tape.buffers.size());
+    products_.resize(tape.nodes.size());
+    attends_.resize(tape.nodes.size(), -1);
+    for (size_t i = 0; i < tape.nodes.size(); ++i) prepare(i);
+  }
+
+  void run() {
+    const bool is_worth = tape_.weights * M_ >= threads_from;
+    threads_ = is_worth ? int64_t(torch::stable::get_num_threads()) : 1;
+    if (threads_ == 1) {
+      for (const Stage& stage : tape_.stages) {
+        const int64_t tasks = tasks_of(stage);
+        for (int64_t t = 0; t < tasks; ++t) task(stage, t, tasks);
+      }
+      return;
+    }
+    std::vector<Counter> counters(tape_.stages.size());
+    parallel_for(0, threads_, 1, [&](int64_t, int64_t) { take_part(counters); });
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next = 0;
+    alignas(64) std::atomic<int64_t> done = 0;
+  };
+
+  struct Attend {
+    tiles::Problem<float> problem;
+    tiles::Cache<S> cache;
+    const Node* node;
+    std::shared_ptr<const tiles::Parts<float, S>> parts;
+  };
+
+  static int64_t padded(int64_t n) { return product::round_up(n, 16); }
+
+  float* at(const Place& place, int64_t m) const {
+    return buffers_[place.buffer] + m * tape_.buffers[place.buffer] + place.offset;
+  }
+
+  const float* floats(int64_t tensor) const {
+    return tensor < 0 ? nullptr : data<float>(memory_.tensors[tensor]);
+  }
+
+  void prepare(size_t i) {
+    const Node& node = tape_.nodes[i];
+    if (node.kind == Kind::kQuantize) {
+      auto& a = activations_[node.x.buffer];
+      a = {int(node.bytes), !quant::has_byte_dots(), node.parts, nullptr, nullptr};
+      a.values.reset(new uint8_t[M_ * node.parts * a.part_bytes()]);
+      a.info.reset(new quant::Part[M_ * node.parts]);
+    } else if (node.kind == Kind::kLinear) {
+      const Tensor& w = memory_.tensors[node.tiles >= 0 ? node.tiles : node.w];
+      products_[i] = {&node,
+                      w.scalar_type(),
+                      w.const_data_ptr(),
+                      floats(node.bias),
+                      at(node.x, 0),
+                      tape_.buffers[node.x.buffer],
+                      &activations_[node.x.buffer],
+                      at(node.y, 0),
+                      tape_.buffers[node.y.buffer]};
+    } else if (node.kind == Kind::kAttend) {
+      attends_[i] = attends_[i + 1] = int64_t(attend_.size());
+      prepare_attention(node);
+    }
+  }
+
+  void prepare_attention(const Node& node) {
+    Attend made;
+    made.node = &node;
+    made.problem.sizes = {memory_.rows(), node.heads,  node.key_heads, M_,
+                          memory_.slots(), node.size, node.size};
+    made.problem.scale = float(node.scale);
+    if (node.cap > 0) made.problem.softcap = float(node.cap);
+    made.problem.left = node.window > 0 ? node.window - 1 : tiles::reach(std::nullopt);
+    made.problem.right = 0;
+    made.problem.sinks = floats(node.w);
+    const int64_t row = node.size, head = row * memory_.slots(), page = head * node.key_heads;
+    made.cache.k = {stored(node.layer, 0), page, row, head};
+    made.cache.v = {stored(node.layer, 1), page, row, head};
+    for (const Attend& other : attend_) {
+      const Node& n = *other.node;
+      if (n.heads == node.heads && n.window == node.window) made.parts = other.parts;
+    }
+    if (!made.parts) {
+      std::vector<tiles::Sequence> sequences;
+      for (int64_t m = 0; m < M_; ++m) {
+        const Token& t = memory_.tokens[m];
+        sequences.push_back({t.row, m, 1, t.start, t.position() + 1});
+      }
+      made.parts = std::make_shared<const tiles::Parts<float, S>>(few(made), sequences);
+    }
+    attend_.push_back(std::move(made));
+  }
+
+  // Keys (0) or values (1) of a layer.
+  S* stored(int64_t layer, int64_t which) const {
+    const int64_t values = memory_.rows() * memory_.heads() * memory_.slots() * memory_.size();
+    return static_cast<S*>(memory_.cache.mutable_data_ptr()) + (2 * layer + which) * values;
+  }
+
+  tiles::FewQueries<float, S> few(const Attend& a) const {
+    const Node& node = *a.node;
+    const int64_t width = product::round_up(node.size, simd::kStep<float>);
+    const auto heads = [&](const Place& place) {
+      return tiles::Heads<float>(at(place, 0), 0, node.size, tape_.buffers[place.buffer]);
+    };
+    const auto q = heads(node.x);
+    return {a.problem, tiles::Heads<const float>(q.values, q.batch, q.head, q.row),
+            a.cache,   heads(node.y),
+            nullptr,   width,
+            width};
+  }
+
+  int64_t tasks_of(const Stage& stage) const {
+    if (stage.kind == Kind::kAttend) {
+      return int64_t(attend_[attends_[stage.first]].parts->tasks.size());
+    }
+    if (stage.kind != Kind::kLinear) return M_;
+    constexpr int64_t kTasksEach = 8;
+    return threads_ == 1 ? 1 : std::min(units_of(stage), kTasksEach * threads_);
+  }
+
+  int64_t units_of(const Stage& stage) const {
+    int64_t units = 0;
+    for (size_t i = 0; i < stage.count; ++i) units += products_[stage.first + i].units();
+    return units;
+  }
+
+  void task(const Stage& stage, int64_t t, int64_t tasks) {
+    if (stage.kind == Kind::kAttend) {
+      const Attend& a = attend_[attends_[stage.first]];
+      few(a)(a.parts->tasks[t]);
+    } else if (stage.kind == Kind::kLinear) {
+      multiply(stage, t, tasks);
+    } else {
+      for (size_t i = 0; i < stage.count; ++i) row(stage.first + i, t);
+    }
+  }
+
+  void multiply(const Stage& stage, int64_t t, int64_t tasks) const {
+    const int64_t units = units_of(stage), end = units * (t + 1) / tasks;
+    float* const sums = lanes::workspace<float>(M_ * kUnit);
+    int64_t first = 0;
+    for (size_t i = 0; i < stage.count; ++i) {
+      const Product& p = products_[stage.first + i];
+      const int64_t begin = std::max(first, units * t / tasks);
+      for (int64_t u = begin; u < std::min(end, first + p.units()); ++u) {
+        multiply_unit(p, u - first, M_, sums);
+      }
+      first += p.units();
+    }
+  }
+
+  void row(size_t i, int64_t m) {
+    const Node& node = tape_.nodes[i];
+    switch (node.kind) {
+      case Kind::kEmbed:
+        return embed(node, m);
+      case Kind::kNorm:
+        return normalize(node, at(node.x, m), floats(node.w), at(node.y, m));
+      case Kind::kQuantize:
+        return quantize_row(node, at(node.x, m), activations_[node.x.buffer], m);
+      case Kind::kRope:
+        return rotate(node, m);
+      case Kind::kMerge:
+        return merge(attend_[attends_[i]], m);
+      case Kind::kGlu:
+        return gate(node, at(node.x, m), at(node.z, m), at(node.y, m));
+      case Kind::kAdd:
+        return add_row(node, at(node.x, m), at(node.y, m));
+      case Kind::kSoftCap:
+        return cap_row(node, at(node.x, m), at(node.y, m));
+      case Kind::kLinear:
+      case Kind::kAttend:
+        return;
+    }
+  }
+
+  void embed(const Node& node, int64_t m) const {
+    const Tensor& table = memory_.tensors[node.w];
+    const int64_t id = memory_.tokens[m].id;
+    float* const y = at(node.y, m);
+    if (node.type >= 0) {
+      quant::dispatch_type(kOp, node.type, [&](auto type) {
+        constexpr int64_t kType = decltype(type)::value;
+        const auto from = static_cast<const uint8_t*>(table.const_data_ptr());
+        quant::row_floats<kType>(from + id * table.size(1), node.n / quant::block_values(kType), y);
+      });
+    } else {
+      dispatch_float(table.scalar_type(), kOp, [&](auto type) {
+        const auto from = data<decltype(type)>(table) + id * node.n;
+        for (int64_t i = 0; i < node.n; ++i) y[i] = float(from[i]);
+      });
+    }
+    for (int64_t i = 0; i < node.n; ++i) y[i] *= float(node.scale);
+  }
+
+  // Queries are turned where they are; keys and values go to the cache.
+  void rotate(const Node& node, int64_t m) const {
+    const Token& token = memory_.tokens[m];
+    const int64_t size = node.size;
+    const float* const table =
+        node.rotary ? floats(node.w) + token.position() * 2 * table_width(node) : nullptr;
+    float *const q = at(node.x, m), *const k = at(node.y, m), *const v = at(node.z, m);
+    if (table) {
+      for (int64_t h = 0; h < node.heads; ++h) {
+        rotate_head(node, q + h * size, table, q + h * size);
+      }
+      for (int64_t h = 0; h < node.key_heads; ++h) {
+        rotate_head(node, k + h * size, table, k + h * size);
+      }
+    }
+    for (int64_t h = 0; h < node.key_heads; ++h) {
+      const int64_t to = ((token.row * node.key_heads + h) * memory_.slots() + token.slot) * size;
+      store(k + h * size, size, stored(node.layer, 0) + to);
+      store(v + h * size, size, stored(node.layer, 1) + to);
+    }
+  }
+
+  static void store(const float* from, int64_t n, S* to) {
+    if constexpr (std::is_same_v<S, float>) {
+      std::copy_n(from, n, to);
+    } else {
+      for (int64_t i = 0; i < n; ++i) to[i].value = decltype(to[i].value)(from[i]);
+    }
+  }
+
+  // Groups of a row's heads follow each other.
+  void merge(const Attend& a, int64_t m) const {
+    const auto fit = few(a);
+    const int64_t each = a.parts->groups() / M_;
+    for (int64_t g = m * each; g < (m + 1) * each; ++g) a.parts->merge(fit, g);
+  }
+
+  void take_part(std::vector<Counter>& counters) {
+    for (size_t s = 0; s < tape_.stages.size(); ++s) {
+      const Stage& stage = tape_.stages[s];
+      Counter& counter = counters[s];
+      const int64_t tasks = tasks_of(stage);
+      for (int64_t t; (t = counter.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+        task(stage, t, tasks);
+        counter.done.fetch_add(1, std::memory_order_release);
+      }
+      // the results of others are complete where their count is
+      constexpr int kPatience = 4096;
+      for (int spins = 0; counter.done.load(std::memory_order_acquire) < tasks; ++spins) {
+        spins < kPatience ? rest() : std::this_thread::yield();
+      }
+    }
+  }
+
+  const Tape& tape_;
+  const Memory& memory_;
+  const int64_t M_;
+  int64_t threads_ = 1;
+  std::unique_ptr<float[]> floats_;
+  std::vector<float*> buffers_;
+  std::vector<quant::Activations> activations_;
+  std::vector<Product> products_;
+  std::vector<int64_t> attends_;  // of a node
+  std::vector<Attend> attend_;
+};
+
+}  // namespace metalcore::cpu::decode

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Steps of generation: one module per op."""
