@@ -1,13 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The tape of a model: from what its parts are found to compute.
+"""The tape of a model: from what its parts are found to compute."""
 
-A model is run once on a few tokens, and what goes in and out of its parts is looked at: whether
-each layer continues the last, which cosines and sines it got, and what its embedding, its final
-norm and its logits are times.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +28,7 @@ from metalcore.patch.decode_parts import (
     layer_parts,
     plain_class,
 )
-from metalcore.patch.probe import ask
+from metalcore.patch.decode_seen import SeenLayer, SeenModel, end_of, run
 
 # what is the same at every length
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn", "proportional", None}
@@ -121,7 +114,7 @@ class _Recorder:
         embed, head = model.get_input_embeddings(), model.get_output_embeddings()
         if len(final) != 1 or head is None:
             raise NotRecorded("it has no final norm, or no layer that makes logits")
-        seen = _run(model, embed, list(layers[0]), final[0], head)
+        seen = run(model, embed, list(layers[0]), final[0], head)
         parts = [
             layer_parts(module, values.embeddings, values.x)
             for module, values in zip(layers[0], seen.layers, strict=True)
@@ -141,7 +134,7 @@ class _Recorder:
             self._layer(i, module, part, seen.layers[i])
         self._norm(final[0], self.x, self.h)
         logits = tape.buffer(seen.logits.shape[-1])
-        scale, cap = _end(model, head, seen)
+        scale, cap = end_of(model, head, seen)
         self._linear(head, "the output layer", self.h, logits, scale=scale)
         if cap is not None:
             tape.add("soft_cap", x=logits, y=logits, n=seen.logits.shape[-1], cap=float(cap))
@@ -158,7 +151,7 @@ class _Recorder:
             seen.layers[0].x[:, :1],
         )
 
-    def _embed(self, embed: nn.Module, seen: "_SeenModel") -> None:
+    def _embed(self, embed: nn.Module, seen: SeenModel) -> None:
         kind, x = plain_class(embed), seen.layers[0].x[0].float()
         form = -1
         if kind is GGMLEmbedding:
@@ -177,7 +170,7 @@ class _Recorder:
         w = self.tape.tensor(_kept(embed.weight))  # type: ignore[arg-type]
         self.tape.add("embed", y=self.x, w=w, n=raw.shape[-1], scale=scale, **fields)
 
-    def _layer(self, i: int, module: nn.Module, part: Layer, seen: "_SeenLayer") -> None:
+    def _layer(self, i: int, module: nn.Module, part: Layer, seen: SeenLayer) -> None:
         wiring, n = part.wiring, self.tape.buffers[self.x.buffer]
         computes = (self._attend, self._feed)
         if wiring.parallel:
@@ -216,7 +209,7 @@ class _Recorder:
         self.tape.add("norm", x=x, y=y, w=self.tape.tensor(scale), n=size, times=times, eps=eps)
 
     def _attend(
-        self, i: int, part: Layer, seen: "_SeenLayer", x: Place, y: Place, add: int, scale: float
+        self, i: int, part: Layer, seen: SeenLayer, x: Place, y: Place, add: int, scale: float
     ) -> None:
         tape, how, module = self.tape, part.heads, part.attention
         sizes = (how.heads * how.size, how.key_heads * how.size, how.key_heads * how.size)
@@ -251,7 +244,7 @@ class _Recorder:
         out = module.get_submodule(how.out)
         self._linear(out, how.out, self.attended, y, add=add, scale=scale)
 
-    def _rope(self, how: rotary.How, seen: "_SeenLayer", size: int) -> Rope:
+    def _rope(self, how: rotary.How, seen: SeenLayer, size: int) -> Rope:
         if how.to_halves:
             raise NotRecorded("its rotary embedding moves what it turns")
         if seen.rope is None:
@@ -267,7 +260,7 @@ class _Recorder:
         return self.ropes[-1]
 
     def _feed(
-        self, i: int, part: Layer, seen: "_SeenLayer", x: Place, y: Place, add: int, scale: float
+        self, i: int, part: Layer, seen: SeenLayer, x: Place, y: Place, add: int, scale: float
     ) -> None:
         how, module = part.mlp_how, part.mlp
         down: Any = module.get_submodule(how.down)
@@ -335,95 +328,3 @@ class _Recorder:
 def _kept(weight: Tensor) -> Tensor:
     weight = weight.detach()
     return weight if weight.is_contiguous() else weight.contiguous()
-
-
-class _SeenLayer(NamedTuple):
-    """What a layer got: its input, its cosines and sines, and the call that made these."""
-
-    x: Tensor
-    embeddings: tuple[Tensor, Tensor]
-    rope: tuple[Any, dict[str, Any]] | None
-
-
-class _SeenModel(NamedTuple):
-    tokens: Tensor
-    layers: list[_SeenLayer]
-    last: Tensor
-    logits: Tensor
-
-
-@contextmanager
-def _hooked(hooks: list[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _run(
-    model: Any, embed: nn.Module, layers: list[nn.Module], final: nn.Module, head: nn.Module
-) -> _SeenModel:
-    """A forward pass of three tokens, and what its parts got and gave."""
-    got: dict[nn.Module, tuple[Any, Any, Any]] = {}
-    ropes: list[tuple[Any, dict[str, Any], Any]] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        got[module] = (args, kwargs, out)
-
-    def keep_rope(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        if isinstance(out, tuple) and len(out) == 2:
-            named = {k: v for k, v in kwargs.items() if k not in ("x", "position_ids")}
-            extra = args[2:] if len(args) > 2 else ()
-            if extra:
-                named["layer_type"] = extra[0]
-            ropes.append((module, named, out))
-
-    watched = {embed, *layers, final, head}
-    hooks = [m.register_forward_hook(keep, with_kwargs=True) for m in watched]
-    hooks += [
-        m.register_forward_hook(keep_rope, with_kwargs=True)
-        for m in model.base_model.children()
-        if m not in watched and not list(m.parameters()) and not isinstance(m, nn.ModuleList)
-    ]
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    tokens = torch.tensor([[vocabulary // 3, vocabulary // 5, vocabulary // 2]])
-    was_training = model.training
-    with _hooked(hooks):
-        model.eval()
-        out = ask(lambda: model(input_ids=tokens, use_cache=False))
-        model.train(was_training)
-    if out is None or any(m not in got for m in watched):
-        raise NotRecorded("it did not answer when it was asked")
-    seen, before = [], None
-    for layer in layers:
-        args, kwargs, made = got[layer]
-        x = args[0] if args else kwargs.get("hidden_states")
-        embeddings = kwargs.get("position_embeddings")
-        if x is None or not isinstance(embeddings, tuple):
-            raise NotRecorded(f"{type(layer).__name__} does not get cosines and sines")
-        if before is not None and not torch.equal(before, x):
-            raise NotRecorded(f"{type(layer).__name__} does not get what the layer before gave")
-        before = made[0] if isinstance(made, tuple) else made
-        found = [(m, named) for m, named, o in ropes if o[0] is embeddings[0]]
-        seen.append(_SeenLayer(x, embeddings, found[0] if found else None))
-    args, kwargs, normed = got[final]
-    if before is None or not torch.equal(args[0], before):
-        raise NotRecorded("its final norm does not get what the last layer gave")
-    last = got[head][0][0]
-    if not torch.equal(last, normed):
-        raise NotRecorded("its output layer does not get what the final norm gave")
-    return _SeenModel(tokens, seen, last, out.logits)
-
-
-def _end(model: Any, head: nn.Module, seen: _SeenModel) -> tuple[float, float | None]:
-    """What the logits are times, and what they are capped at."""
-    plain, logits = ask(lambda: head(seen.last)).float(), seen.logits.float()
-    cap = getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-    if cap is not None and is_near(torch.tanh(plain / cap) * cap, logits):
-        return 1.0, cap
-    scale = float((plain * logits).sum() / plain.square().sum())
-    scale = 1.0 if abs(scale - 1) < 1e-6 else scale
-    if not is_near(plain * scale, logits):
-        raise NotRecorded("its logits are not what its output layer gives")
-    return scale, None
