@@ -20,7 +20,7 @@ KERNEL_STORIES = {op.story for op in Op.all.values()}
 # Sizes that choose between two algorithms of ours, whatever the machine.
 BETWEEN_OURS = {"_BLOCK_ROWS", "_SVD_UP_TO"}
 # Computed by their meaning on a GPU: their Metal kernels are not written yet.
-WITHOUT_METAL = {"quant/quantize_ggml", "decode/decode_step"}
+WITHOUT_METAL = {"quant/quantize_ggml"}
 FAMILIES = {"linalg", "train", "attention", "quant", "xlstm", "precise", "decode"}
 
 

@@ -81,7 +81,7 @@ class Writer:
         path: a GGUF file.
         adapter: a folder that peft saved, as `metalcore finetune` does.
         device: where to.
-        fast: with metalcore's norms, rotary embedding and feed-forward layers.
+        fast: with metalcore's layers, and steps that are recorded.
         tiles: a folder for rearranged weights, as for `load_gguf`.
     """
 
@@ -111,7 +111,7 @@ class Writer:
         if adapter is not None:
             model = need("peft", "run --adapter").PeftModel.from_pretrained(model, adapter)
         if fast:
-            accelerate(model)
+            accelerate(model, decode=True)
         self.model: Any = model.eval()
 
     @property
@@ -143,10 +143,13 @@ class Writer:
         return Written(out.text, ids.shape[1], out.count, first, seconds, stopped)
 
     def paths(self) -> str:
-        """What computes each op, seen in one step of one token."""
+        """What computes each op, seen in a prompt of one token and the step after it."""
         token = torch.tensor([[self.tokenizer.eos_token_id or 0]], device=self.model.device)
+        mask = torch.ones_like(token)
         with torch.inference_mode(), trace() as seen:
-            self.model(input_ids=token)
+            self.model.generate(
+                input_ids=token, attention_mask=mask, min_new_tokens=2, max_new_tokens=2
+            )
         found: dict[str, set[str]] = {}
         for record in seen.records:
             said = f"{record.path} {record.variant}".strip()

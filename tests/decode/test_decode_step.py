@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import metalcore
+from metalcore._accuracy import error
 from metalcore._op import Op
 from metalcore.ops.decode._tape import Tape
 from metalcore.ops.decode.decode_step import small_tape, tape_end
@@ -28,10 +29,10 @@ def arguments(dtype: torch.dtype, interleaved: bool = False) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_matches_reference(interleaved: bool) -> None:
+def test_matches_reference(backend: Backend, interleaved: bool) -> None:
     for dtype in HALVES:
         args = arguments(dtype, interleaved)
-        check_op(Backend("cpu"), "decode_step", args, reduces_over=64, differentiable=False)
+        check_op(backend, "decode_step", args, reduces_over=64, differentiable=False)
 
 
 def test_no_tokens() -> None:
@@ -95,6 +96,17 @@ def test_packed_weights_are_multiplied_bit_for_bit_as_by_their_op(name: str) -> 
         places = (torch.arange(count), torch.arange(count), zero, zero)
         found = metalcore.decode_step(tape.text(y), tape.tensors, cache, *places)
         assert torch.equal(found, truth)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_K", "int4"])
+def test_packed_weights_on_metal(name: str) -> None:
+    tape, y, truth = packed(name, torch.randn(2, 256), torch.randn(20, 256))
+    cache, zero = torch.zeros(1, 2, 2, 1, 1, 4), torch.zeros(2, dtype=torch.int64)
+    places = (torch.arange(2), torch.arange(2), zero, zero)
+    with Backend("sim"):
+        found = metalcore.decode_step(tape.text(y), tape.tensors, cache, *places)
+    # the CPU rounds activations to 16 bits
+    assert error(found, truth) < 1e-4
 
 
 def test_any_number_of_threads_gives_the_same() -> None:

@@ -178,6 +178,18 @@ def test_keys_and_values_in_half(dtype: torch.dtype) -> None:
     assert not d.is_recorded or cache.store.dtype == dtype
 
 
+def test_the_metal_program_gives_the_same_tokens() -> None:
+    model = made("Qwen3", num_hidden_layers=1, hidden_size=16, intermediate_size=24, vocab_size=40)
+    tokens = prompt() % 40
+    truth = generate(model, tokens, 32)
+    with metalcore.decoder(model) as d, metalcore.simulate(), metalcore.trace() as seen:
+        found = generate(model, tokens, 32, past_key_values=d.cache())
+    assert torch.equal(found, truth)
+    steps_seen = [r for r in seen.records if r.op == "decode_step"]
+    assert len(steps_seen) == 31
+    assert {r.path.split(":")[0] for r in steps_seen} == {"sim"}
+
+
 def test_undo_is_exact() -> None:
     model = made()
     kind, names = type(model), dict(vars(model))

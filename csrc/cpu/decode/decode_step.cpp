@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A tape replayed on the CPU. Everything that a node touches is checked before the first runs.
 
+#include "../common/text.h"
 #include "step.h"
 
 namespace metalcore::cpu {
@@ -176,10 +177,10 @@ std::vector<Token> tokens_of(const Tensor& ids, const Tensor& rows, const Tensor
   return found;
 }
 
-Tensor decode_step(std::string text, std::vector<Tensor> tensors, const Tensor& cache,
+Tensor decode_step(StringHandle text, std::vector<Tensor> tensors, const Tensor& cache,
                    const Tensor& ids, const Tensor& rows, const Tensor& slots,
                    const Tensor& starts) {
-  const auto tape = tape_of(text);
+  const auto tape = tape_of(taken(text));
   Memory memory{std::move(tensors), dense(cache), tokens_of(ids, rows, slots, starts, cache)};
   for (Tensor& x : memory.tensors) {
     STD_TORCH_CHECK(x.is_cpu(), kOp, ": tensors must be on the CPU");

@@ -86,6 +86,12 @@ class _Recorder:
         self._expect_known()
 
     def _expect_known(self) -> None:
+        from transformers import GenerationMixin, PreTrainedModel
+
+        if not isinstance(self.model, PreTrainedModel) or not isinstance(
+            self.model, GenerationMixin
+        ):
+            raise NotRecorded("it is no language model of transformers")
         config = self.model.config.get_text_config(decoder=True)
         for module in self.model.modules():
             if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):

@@ -107,11 +107,11 @@ class Rows:
         self._rows[row] = _Row(cache, tokens)
         return row
 
-    def advance(self, row: int, tokens: int) -> bool:
+    def advance(self, row: int, n: int) -> bool:
         """Run the next tokens of a prompt; whether it is done."""
         found = self._rows[row]
-        expect(tokens >= 1, "rows", f"there must be a token to run, got {tokens}")
-        now, found.left = found.left[:tokens], found.left[tokens:]
+        expect(n >= 1, "rows", f"there must be a token to run, got {n}")
+        now, found.left = found.left[:n], found.left[n:]
         if now:
             logits = self._decoder.forward(torch.tensor([now]), found.cache)[0]
             found.logits = None if found.left else logits
