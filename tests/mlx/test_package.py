@@ -149,3 +149,10 @@ def test_vmap_of_all_functions(simulated: bool) -> None:
         assert mx.allclose(whole.swapaxes(0, 1), truth, 1e-3, 1e-4)
     with pytest.raises(ValueError, match="vmap: one argument at least"):
         metalcore.mlx.vmap(metalcore.mlx.silu, [None])(b)
+
+
+def test_what_is_of_tensors_alone_is_refused() -> None:
+    A = mx.eye(3)
+    with pytest.raises(TypeError, match="precision"):
+        metalcore.mlx.solve(A, A, precision="float64")
+    assert "precision:" not in str(metalcore.mlx.solve.__doc__)

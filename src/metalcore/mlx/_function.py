@@ -212,12 +212,15 @@ def _many(values: Any) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
-def signature_of(function: Callable[..., Any], renamed: dict[str, str]) -> inspect.Signature:
-    """That of `function`, in MLX's words, and with a stream."""
+def signature_of(
+    function: Callable[..., Any], renamed: dict[str, str], left_out: Sequence[str] = ()
+) -> inspect.Signature:
+    """That of `function`, in MLX's words, with a stream and without what is left out."""
     own = inspect.signature(function)
     parameters = [
         p.replace(name=renamed.get(p.name, p.name), annotation=inspect.Parameter.empty)
         for p in own.parameters.values()
+        if p.name not in left_out
     ]
     stream = inspect.Parameter("stream", inspect.Parameter.KEYWORD_ONLY, default=None)
     return inspect.Signature([*parameters, stream])

@@ -18,6 +18,8 @@ class Entry(NamedTuple):
     has_gradient: bool = True
 
 
+# What functions of tensors take and those of arrays do not: DoubleFloats are tensors.
+_LEFT_OUT = ("precision",)
 _RENAMED = {"dim": "axis", "keepdim": "keepdims", "unsqueeze_dim": "unsqueeze_axis"}
 
 
@@ -161,11 +163,11 @@ def made(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[..., Any
     """The function of arrays."""
     function, entry = original(name, table), table[name]
     computed = Function(function, entry.has_gradient)
-    signature = signature_of(function, _RENAMED)
+    signature = signature_of(function, _RENAMED, _LEFT_OUT)
     back = {theirs: ours for ours, theirs in _RENAMED.items()}
 
     def call(*args: Any, stream: Any = None, **named: Any) -> Any:
-        if not named.keys().isdisjoint(_RENAMED):
+        if not named.keys().isdisjoint((*_RENAMED, *_LEFT_OUT)):
             signature.bind(*args, **named)  # raises: it is another's word
         return computed(*args, stream=stream, **{back.get(n, n): v for n, v in named.items()})
 
@@ -179,6 +181,8 @@ def made(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[..., Any
 def _documented(text: str, example: str) -> str:
     """The words that the function has for tensors, in MLX's."""
     words = re.sub(r"\n*Example:\n.*", "", text, flags=re.DOTALL)
+    for name in _LEFT_OUT:
+        words = re.sub(rf"\n    {name}: .*(?:\n     .*)*", "", words)
     for ours, theirs in _RENAMED.items():
         words = re.sub(rf"\b{ours}\b", theirs, words)
     words = words.replace("tensor", "array").replace("Tensor", "array")
