@@ -29,6 +29,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Rows
+from metalcore._sharding import are_sharded
 
 
 def _letters(*args: Any) -> str:
@@ -81,7 +82,8 @@ def cross_entropy(
     """Cross entropy, equal to `torch.nn.functional.cross_entropy` for class indices.
 
     Args:
-        input: logits, [C], [N, C] or [N, C, d1, ...].
+        input: logits, [C], [N, C] or [N, C, d1, ...]. Of a DTensor any dimension may be sharded,
+            classes too: three numbers per token are exchanged, and the loss is a DTensor.
         target: class indices, int64, of the shape of `input` without C. One that is neither a class
             nor `ignore_index` is an IndexError on the CPU, and makes the loss NaN on a GPU.
         weight: of each class, [C]; it gets no gradient.
@@ -102,14 +104,19 @@ def cross_entropy(
         >>> loss = metalcore.cross_entropy(torch.randn(8, 1000), torch.randint(1000, (8,)))
     """
     _expect(input, target, weight, reduction, label_smoothing, softcap)
+    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
+    if are_sharded((input,)):
+        from metalcore.ops.train._vocabulary import Numbers, cross_entropy_of_parts
+
+        how = Numbers(ignore_index, *numbers)
+        return cross_entropy_of_parts(input, target, weight, min(1, input.dim() - 1), how)
     rows = _as_rows(input)
     if softcap is None and not z_loss and _route.prefers_torch(rows, weight):
-        how = {"ignore_index": ignore_index, "reduction": reduction}
+        options = {"ignore_index": ignore_index, "reduction": reduction}
         return _route.by_torch(
-            F.cross_entropy, input, target, weight, label_smoothing=label_smoothing, **how
+            F.cross_entropy, input, target, weight, label_smoothing=label_smoothing, **options
         )
     flat = target.reshape(-1)
-    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
     recorded = may_be_differentiated(rows)
     scaled = recorded and reduction == "mean" and input.dtype == torch.float16
     denominator = _count(flat, weight, ignore_index) / FLOAT16_SCALE if scaled else None

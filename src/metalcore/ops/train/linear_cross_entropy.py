@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Cross entropy of `hidden @ weight.T + bias`, which is never held for all tokens."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,14 @@ from metalcore._accuracy import set_accuracy
 from metalcore._autocast import is_autocast, to_multiply, without_autocast
 from metalcore._check import (
     are_transformed,
+    expect,
     expect_same_device,
     expect_shape,
     expect_tensors,
     refuse,
 )
 from metalcore._op import accumulate_dtype
+from metalcore._sharding import are_sharded
 from metalcore.ops.train._chunks import Gradients, expect_linear, run
 from metalcore.ops.train.cross_entropy import (
     FLOAT16_SCALE,
@@ -59,7 +61,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., H], float32, float64, float16 or bfloat16.
-        weight: [C, H], in the dtype of `hidden`; may be tied to an embedding.
+        weight: [C, H], in the dtype of `hidden`; may be tied to an embedding. A DTensor of which
+            each process has some of the classes stays so: three numbers per token are exchanged.
         target: class indices, int64, [...].
         bias: [C].
         ignore_index, reduction, label_smoothing, z_loss, softcap: as for `cross_entropy`.
@@ -72,6 +75,9 @@ def linear_cross_entropy(
         >>> loss = metalcore.linear_cross_entropy(hidden, model.lm_head.weight, labels)
     """
     op = "linear_cross_entropy"
+    if are_sharded((hidden, weight)):
+        options = (ignore_index, reduction, label_smoothing, z_loss, softcap)
+        return _of_parts(hidden, weight, target, bias, *options, dtype)
     expect_tensors(op, hidden=hidden, weight=weight, target=target)
     expect_class_indices(op, target)
     expect_shape(op, "target", target, hidden.shape[:-1])
@@ -90,7 +96,7 @@ def linear_cross_entropy(
     if are_transformed():
         loss = _of_logits(flat, w, b, targets, how)
     else:
-        loss = _LinearCrossEntropy.apply(flat, w, b, targets, *how)  # type: ignore[no-untyped-call]
+        loss = _LinearCrossEntropy.apply(flat, w, b, targets, None, *how)  # type: ignore[no-untyped-call]
         if reduction == "mean" and x.dtype == torch.float16:
             loss = loss / FLOAT16_SCALE
     if dtype is not None or not is_autocast(hidden):
@@ -129,6 +135,84 @@ def _of_logits(
     )
 
 
+class _Share(NamedTuple):
+    """What this process has of a loss whose classes, or tokens, are split over processes."""
+
+    split: Any
+    """A `_vocabulary.Split`."""
+    divisor: Tensor | None
+    """Of the sum; None for no mean."""
+
+    def loss(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        reduction: int,
+        by_token: Tensor | None,
+        rows: slice,
+        need_dlogits: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `_chunks.ChunkLoss`, in the memory of the logits."""
+        numbers = self.split.numbers
+        kept = logits.clone() if numbers.label_smoothing and numbers.softcap else None
+        losses, found = self.split.losses(logits, target, overwrite=need_dlogits)
+        scale = torch.ones((), device=logits.device) if self.divisor is None else 1 / self.divisor
+        one = losses if reduction == REDUCTIONS["none"] else (losses * scale).sum()
+        if not need_dlogits:
+            return one, None
+        by = scale if by_token is None else by_token[rows]
+        return one, found.gradient(logits, by, kept)
+
+
+def _of_parts(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """The loss of DTensors: of classes that are split over processes, tokens that are, or both."""
+    from torch.distributed.tensor import DTensor
+
+    from metalcore.ops.train import _vocabulary as vocabulary
+
+    op = "linear_cross_entropy"
+    expect_class_indices(op, target)
+    expect_shape(op, "target", target, hidden.shape[:-1])
+    expect_reduction(op, reduction)
+    expect_smoothing(op, label_smoothing)
+    places = vocabulary.places_of(hidden, hidden.dim() - 1, weight)
+    mesh = places.mesh
+    x, w, b = vocabulary.local_operands(hidden, weight, bias, places)
+    targets = vocabulary.moved(target, mesh, places.target).to_local()
+    x, w, b = to_multiply(x, w, b)
+    expect_linear(op, x, w, b)
+    flat, rows = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+    numbers = (float(label_smoothing), float(z_loss), float(softcap or 0.0), REDUCTIONS[reduction])
+    how = vocabulary.Numbers(ignore_index, *numbers)
+    kind = accumulate_dtype(flat)
+    count = None
+    if reduction == "mean":
+        count = vocabulary.weight_of_targets(rows, None, ignore_index, places, kind)
+        if flat.dtype == torch.float16:
+            count = count / FLOAT16_SCALE
+    classes = vocabulary.classes_of(places, weight.shape[0])
+    share = _Share(vocabulary.Split(classes, None, how), count)
+    loss = _LinearCrossEntropy.apply(flat, w, b, rows, share, *how)  # type: ignore[no-untyped-call]
+    if reduction == "mean" and flat.dtype == torch.float16:
+        loss = loss / FLOAT16_SCALE
+    if dtype is not None or not is_autocast(x):
+        loss = loss.to(dtype or hidden.dtype)
+    if reduction == "none":
+        return vocabulary.of_tokens(loss.view(targets.shape), target, places)
+    return DTensor.from_local(loss, mesh, places.of_sum, run_check=False)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Gives away the gradients that its forward pass computed; autograd would copy outputs.
 
@@ -137,36 +221,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *how: Any
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        share: _Share | None,
+        *how: Any,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, target)
-        ctx.how = how
+        ctx.how, ctx.share = how, share
         # one loss per token: what they are weighted by is not known before the backward pass
         ctx.ready = None
         if how[-1] != REDUCTIONS["none"] and any(ctx.needs_input_grad[:3]):
-            loss, ctx.ready = _run(hidden, weight, bias, target, how, ctx.needs_input_grad[:3])
+            wanted = ctx.needs_input_grad[:3]
+            loss, ctx.ready = _run(hidden, weight, bias, target, how, share, wanted)
         else:
-            loss, _ = _run(hidden, weight, bias, target, how, None)
+            loss, _ = _run(hidden, weight, bias, target, how, share, None)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
         hidden, weight, bias, target = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return *_to_differentiate_again(ctx, dloss), *(None,) * (1 + len(ctx.how))
+            return *_to_differentiate_again(ctx, dloss), *(None,) * (2 + len(ctx.how))
         by_token = dloss if ctx.how[-1] == REDUCTIONS["none"] else None
         # what was computed is given away; a second backward pass computes it again
         grads, ctx.ready = ctx.ready, None
         if grads is None:
             wanted = ctx.needs_input_grad[:3]
-            _, grads = _run(hidden, weight, bias, target, ctx.how, wanted, by_token)
+            _, grads = _run(hidden, weight, bias, target, ctx.how, ctx.share, wanted, by_token)
         if by_token is None and not is_one(dloss):
             grads = tuple(g if g is None else g.mul_(dloss) for g in grads)
-        return *grads, *(None,) * (1 + len(ctx.how))
+        return *grads, *(None,) * (2 + len(ctx.how))
 
 
 def _to_differentiate_again(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients, with a graph of their own."""
+    expect(
+        ctx.share is None,
+        "linear_cross_entropy",
+        "DTensors have no second derivative here; take cross_entropy(linear(hidden, weight))",
+    )
     hidden, weight, bias, target = ctx.saved_tensors
     loss = _of_logits(hidden, weight, bias, target, ctx.how)
     if ctx.how[-1] == REDUCTIONS["mean"] and hidden.dtype == torch.float16:
@@ -184,18 +280,23 @@ def _run(
     bias: Tensor | None,
     target: Tensor,
     how: tuple[Any, ...],
+    share: _Share | None,
     wanted: tuple[bool, bool, bool] | None,
     by_token: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss, and the gradients that are wanted: of the loss, or weighted `by_token`."""
     *rest, reduction = how
     count = None
-    if reduction == REDUCTIONS["mean"]:
+    if share is not None:
+        count = share.divisor
+    elif reduction == REDUCTIONS["mean"]:
         count = (target != rest[0]).sum(dtype=accumulate_dtype(hidden))
         if hidden.dtype == torch.float16:
             count = count / FLOAT16_SCALE
 
     def loss(logits: Tensor, rows: slice, need_dlogits: bool) -> tuple[Tensor, Tensor | None]:
+        if share is not None:
+            return share.loss(logits, target[rows], reduction, by_token, rows, need_dlogits)
         args = (logits, target[rows], None, count, *how)
         if not need_dlogits:
             return forward(*args, False)[0], None
