@@ -21,6 +21,7 @@ from torch import Tensor
 from metalcore._check import expect
 from metalcore.ops.train.cross_entropy import cross_entropy
 from metalcore.ops.train.linear_cross_entropy import linear_cross_entropy
+from metalcore.patch._split_logits import SplitLogits
 
 _aten = torch.ops.aten
 
@@ -115,7 +116,7 @@ class Recipe:
         return hidden, self.weight, bias, self.cap
 
 
-class LazyLogits(Tensor):
+class LazyLogits(SplitLogits, Tensor):
     """A tensor without memory. Autograd sees an ordinary result of an ordinary layer."""
 
     recipe: Recipe

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from metalcore._autocast import to_multiply
 from metalcore._check import FLOATS
+from metalcore._sharding import is_dtensor
 from metalcore.patch.logits import lazy_linear
 from metalcore.patch.swap import Origin, Swapped
 
@@ -59,6 +60,8 @@ class OutputLayer(Swapped):
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not (_has_labels.get() and torch.is_grad_enabled()):
             return super().forward(input)  # type: ignore[misc,no-any-return]
+        if is_dtensor(self.weight) != is_dtensor(input) or self._is_freed_by_hooks():
+            return super().forward(input)  # type: ignore[misc,no-any-return]
         hidden, weight, bias = to_multiply(input, self.weight, self.bias)
         if hidden.dtype != weight.dtype or hidden.dtype not in FLOATS or hidden.dim() < 2:
             return super().forward(input)  # type: ignore[misc,no-any-return]
@@ -67,6 +70,11 @@ class OutputLayer(Swapped):
         return lazy_linear(
             hidden, weight, bias, keep=keep, when_read=functools.partial(_were_read.add, self)
         )
+
+    def _is_freed_by_hooks(self) -> bool:
+        """Whether a hook may look at the logits, or free the weight, before there is a loss. Those
+        of tensor parallelism keep DTensors as they are."""
+        return not is_dtensor(self.weight) and bool(getattr(self, "_forward_hooks", None))
 
 
 def recognise(model: nn.Module) -> nn.Linear | str | None:
@@ -87,6 +95,6 @@ def recognise(model: nn.Module) -> nn.Linear | str | None:
         return f"its output layer is a {plain.__module__}.{plain.__name__}, not a torch.nn.Linear"
     if "forward" in vars(head) or "forward" in vars(model):
         return "its forward was replaced already"
-    if any(type(p) not in (Tensor, nn.Parameter) for p in head.parameters()):
+    if any(type(p) not in (Tensor, nn.Parameter) and not is_dtensor(p) for p in head.parameters()):
         return "the weights of the output layer are not plain tensors"
     return cast(nn.Linear, head)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from metalcore._check import FLOATS
+from metalcore._sharding import is_dtensor
 from metalcore.ops.train.layer_norm import layer_norm
 from metalcore.ops.train.rms_norm import rms_norm
 from metalcore.ops.train.swiglu import swiglu
@@ -36,8 +37,9 @@ class _Norm(Swapped):
             return False
         if weight is None:
             return True
-        plain = type(weight) is nn.Parameter or type(weight) is Tensor
-        return plain and (weight.dtype is x.dtype or how.keeps_dtype)
+        fits = type(weight) is nn.Parameter or type(weight) is Tensor
+        fits = fits or (is_dtensor(weight) and is_dtensor(x))
+        return fits and (weight.dtype is x.dtype or how.keeps_dtype)
 
 
 class RMSNorm(_Norm):

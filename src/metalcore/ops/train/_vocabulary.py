@@ -103,9 +103,7 @@ def moved(x: Any, mesh: Any, placements: Sequence[Any]) -> Any:
     return x if list(x.placements) == list(placements) else x.redistribute(mesh, placements)
 
 
-def local_operands(
-    hidden: Any, weight: Any, bias: Any, places: Places
-) -> tuple[Any, Any, Any]:
+def local_operands(hidden: Any, weight: Any, bias: Any, places: Places) -> tuple[Any, Any, Any]:
     """Hidden states, and the weight and bias of the classes that are here. A process has a part of
     the gradient of what others have too."""
     from torch.distributed.tensor import Partial, Replicate, Shard
