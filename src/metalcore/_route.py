@@ -29,6 +29,7 @@ from metalcore import _torch, _trace
 from metalcore._check import FLOATS, LAPACK_TYPES, dtype_name, expect, refuse
 from metalcore._lazy import Registry
 from metalcore._policy import tables, when_changed
+from metalcore._sharding import is_dtensor
 
 Arguments = Callable[[Tensor], tuple[Any, ...]]
 T = TypeVar("T")
@@ -124,6 +125,9 @@ class Route:
         or because x has fewer than `least` values."""
         # first: a compiler would guard on all that is looked at, and vmap hides a batch
         if _is_compiling() or _torch.is_transformed() or not x.is_cpu:
+            return False
+        # torch has no rule for some, and the size of a part is not that of the whole
+        if is_dtensor(x):
             return False
         if _trace.entered and _trace.wants_ops():
             return False

@@ -57,6 +57,16 @@ def is_dtensor(x: Any) -> bool:
     return type(x).__name__ == "DTensor"
 
 
+def replicated(x: Tensor, like: Any) -> Tensor:
+    """x, which all processes have, to meet `like`: a DTensor where that is one."""
+    if not is_dtensor(like):
+        return x
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 class Sharding:
     """An op on DTensors: on what is local, of which the results are parts."""
 

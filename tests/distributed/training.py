@@ -56,7 +56,7 @@ def ddp_clip_norm() -> float:
     return _trained(_ddp(), clip=CLIP)
 
 
-def _fsdp2(order: str = "accelerate first", tied: bool = False, **options: Any) -> nn.Module:
+def fsdp2_model(order: str = "accelerate first", tied: bool = False, **options: Any) -> nn.Module:
     net = llama.model(tied)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     if order == "accelerate first":
@@ -71,29 +71,29 @@ def _fsdp2(order: str = "accelerate first", tied: bool = False, **options: Any) 
 
 @check
 def fsdp2() -> float:
-    return _trained(_fsdp2())
+    return _trained(fsdp2_model())
 
 
 @check
 def fsdp2_accelerate_last() -> float:
-    return _trained(_fsdp2("accelerate last"))
+    return _trained(fsdp2_model("accelerate last"))
 
 
 @check
 def fsdp2_tied() -> float:
-    return _trained(_fsdp2(tied=True), tied=True)
+    return _trained(fsdp2_model(tied=True), tied=True)
 
 
 @check
 def fsdp2_clip_norm() -> float:
-    return _trained(_fsdp2(), clip=CLIP)
+    return _trained(fsdp2_model(), clip=CLIP)
 
 
 @check
 def fsdp2_bfloat16() -> float:
     """Off by what bfloat16 is, as plain torch; scaled to the allowance of the others."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    return _trained(_fsdp2(mp_policy=policy)) * ALLOWED / 0.1
+    return _trained(fsdp2_model(mp_policy=policy)) * ALLOWED / 0.1
 
 
 @check
@@ -107,13 +107,13 @@ def fsdp2_eight_bits() -> float:
         torch.stack([llama.loss_of(one, ids) for ids in parts]).mean().backward()
         optimizer.step()
     allowed = llama.off(one.named_parameters())
-    return _trained(_fsdp2(), state_bits=8) * ALLOWED / (2 * allowed)
+    return _trained(fsdp2_model(), state_bits=8) * ALLOWED / (2 * allowed)
 
 
 @check
 def fsdp2_muon() -> float:
     """Matrices by Muon, whose truth is Muon in one process."""
-    net, one = _fsdp2(), llama.model()
+    net, one = fsdp2_model(), llama.model()
     found = []
     for m, ids in ((net, llama.own_batch()), (one, None)):
         hidden = [p for p in m.model.layers.parameters() if p.ndim == 2]

@@ -15,3 +15,4 @@ from metalcore.ops.linalg.qr_solve import qr_solve as qr_solve
 from metalcore.ops.linalg.solve import solve as solve
 from metalcore.ops.linalg.svd import svd as svd, svdvals as svdvals
 from metalcore.ops.linalg.trsm import trsm as trsm
+from metalcore.ops.linalg.tsqr import tsqr as tsqr

@@ -32,19 +32,19 @@ def _letters(q: Any, k: Any, *_: Any) -> str:
     return f"bhQD, b{h}KD, b{h}KE, bhQK, bh, h, S, S -> bhQE, bhQ"
 
 
-def _letters_of_backward(dout: Any, dlse: Any, out: Any, lse: Any, *forward: Any) -> str:
-    inputs, _, _ = _letters(*forward).partition(" ->")
-    q, k, v = inputs.split(", ")[:3]
-    sinks = "Z" if forward[5] is None else "h"
-    return f"bhQE, bhQ, bhQE, bhQ, {inputs} -> {q}, {k}, {v}, {sinks}"
+def _letters_of_backward(dout: Any, dlse: Any, out: Any, lse: Any, *inputs: Any) -> str:
+    words, _, _ = _letters(*inputs).partition(" ->")
+    q, k, v = words.split(", ")[:3]
+    sinks = "Z" if inputs[5] is None else "h"
+    return f"bhQE, bhQ, bhQE, bhQ, {words} -> {q}, {k}, {v}, {sinks}"
 
 
-_forward = Op(
+forward = Op(
     f"attention(Tensor q, Tensor k, Tensor v, {_MASKS}, {_STARTS}, {_NUMBERS})"
     " -> (Tensor out, Tensor lse)",
     sharding=_letters,
 )
-_backward = Op(
+backward = Op(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k,"
     f" Tensor v, {_MASKS}, {_STARTS}, {_NUMBERS})"
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
@@ -155,7 +155,7 @@ def attention(
     expect_starts(op, cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
     cap = None if softcap is None else float(softcap)
     starts = (cu_seqlens_q, cu_seqlens_k)
-    out, lse = _forward(q, k, v, mask, alibi_slopes, sinks, *starts, scale, cap, *limits)
+    out, lse = forward(q, k, v, mask, alibi_slopes, sinks, *starts, scale, cap, *limits)
     if are_packed:
         out, lse = out[0].transpose(0, 1), lse[0]
     elif not has_entries:
@@ -246,7 +246,7 @@ def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.transpose(1, 2)
 
 
-@_forward.reference
+@forward.reference
 def attention_meaning(
     q: Tensor,
     k: Tensor,
@@ -302,7 +302,7 @@ def _pull(
     return _Pulled(scores, p, torch.where(scores.visible, ds, 0), delta)
 
 
-@_backward.reference
+@backward.reference
 def _(
     dout: Tensor,
     dlse: Tensor | None,
@@ -335,7 +335,7 @@ def _(
     return _laid_out(dq, dtype), _laid_out(dk, dtype), _laid_out(dv, dtype), dsinks
 
 
-_backward.differentiate_reference()
+backward.differentiate_reference()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -344,12 +344,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-@_forward.gradient(save=_save)
+@forward.gradient(save=_save)
 def _(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
     out, lse, *tensors = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
     *_, mask, slopes, sinks, _, _ = tensors
-    dq, dk, dv, dsinks = _backward(dout, dlse, out, lse, *tensors, *ctx.how)
+    dq, dk, dv, dsinks = backward(dout, dlse, out, lse, *tensors, *ctx.how)
     dmask, dslopes = None, None
     if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
         # a matrix of scores, by torch
@@ -370,24 +370,24 @@ def _arguments(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     sinks = torch.randn(4).to(dtype)
     numbers = (None, None, 0.25, 5.0, None, 0)
     return Example((*_arguments(dtype), None, None, sinks, *numbers), reduces_over=55)
 
 
-@_forward.example
+@forward.example
 def _(dtype: torch.dtype) -> Example:
     mask, slopes = torch.randn(2, 1, 20, 39).to(dtype), torch.rand(2, 4)
     numbers = (None, None, 0.25, None, 3, None)
     return Example((*_arguments(dtype), mask, slopes, None, *numbers), reduces_over=55)
 
 
-@_backward.example
+@backward.example
 def _(dtype: torch.dtype) -> Example:
     q, k, v = _arguments(dtype)
-    out, lse = _forward.meaning(q, k, v, *(None,) * 5, 0.25, 5.0, None, 0)
+    out, lse = forward.meaning(q, k, v, *(None,) * 5, 0.25, 5.0, None, 0)
     dout, dlse = torch.randn(2, 4, 20, 9).to(dtype), torch.randn(2, 4, 20).to(lse.dtype)
     given = (dout, dlse, out, lse, q, k, v, None, None, torch.randn(4).to(dtype))
     return Example((*given, None, None, 0.25, 5.0, None, 0), reduces_over=75)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from metalcore._check import expect_factored, expect_float, expect_square
 from metalcore._route import Matrices
+from metalcore._sharding import replicated
 from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg.solve import forward
 
@@ -41,7 +42,7 @@ def inv(
         X, info = _route.by_torch(torch.linalg.inv_ex, A)
     else:
         eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        X, info = forward(A, eye.expand_as(A), False)
+        X, info = forward(A, replicated(eye, A).expand_as(A), False)
     if not check:
         return X, info
     way_out = "Use metalcore.pinv for singular matrices."

@@ -11,8 +11,10 @@ from metalcore._op import accumulate, has_data
 from metalcore._route import Matrices
 from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg._systems import as_one_batch
+from metalcore.ops.linalg._tall import lstsq_by_rows
 from metalcore.ops.linalg.pinv import cutoff, pinv
 from metalcore.ops.linalg.svd import counting, svd_solve, svdvals
+from metalcore.ops.linalg.tsqr import is_split_by_rows
 
 _route = Matrices("lstsq", lambda A: (A, A[..., :1]))
 
@@ -58,6 +60,8 @@ def lstsq(
     expect_float("lstsq", A=A, B=B)
     expect_matrix("lstsq", "A", A)
     expect_same_dtype("lstsq", A=A, B=B)
+    if is_split_by_rows(A) and B.dim() <= 2:
+        return LeastSquares(*lstsq_by_rows(A, B, cutoff(A, rcond), lstsq))
     dtype = A.dtype
     A, B, vectors = as_one_batch("lstsq", accumulate(A), accumulate(B))
     M, N = A.shape[-2:]
@@ -107,4 +111,4 @@ def _solve(A: Tensor, B: Tensor, rcond: float | Tensor | None) -> tuple[Tensor, 
     batch = A.shape[:-2]
     if isinstance(limit, Tensor):
         return svd_solve("lstsq", A, B, limit.squeeze(-1).to(A.dtype).expand(batch))
-    return svd_solve("lstsq", A, B, torch.full(batch, limit, dtype=A.dtype, device=A.device))
+    return svd_solve("lstsq", A, B, A.new_full(batch, limit))

@@ -13,6 +13,7 @@ from metalcore._check import expect_float, expect_matrix, expect_one_of, is_eage
 from metalcore._op import Composition, Example, Op, accumulate
 from metalcore.ops.linalg.qr import qr, square_gradient
 from metalcore.ops.linalg.svd import svd
+from metalcore.ops.linalg.tsqr import is_split_by_rows, tsqr
 
 # Rows of a block of TSQR, at least.
 _BLOCK_ROWS = 256
@@ -38,7 +39,7 @@ _SVD_UP_TO = 64
 set_accuracy("orthogonalize", 16.0)
 
 _by_cholesky = Op("orthogonalize(Tensor A) -> Tensor", batched=True, sharding="*MN -> *MN")
-_polar = Composition("polar(Tensor A) -> Tensor", batched=True)
+_polar = Composition("polar(Tensor A) -> Tensor", batched=True, sharding="*MN -> *MN")
 
 
 def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
@@ -47,7 +48,8 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     Q is orthonormal also where A is rank-deficient. The signs of its columns depend on the method.
 
     Args:
-        A: [..., M, N], of any shape.
+        A: [..., M, N], of any shape. Rows of a tall DTensor may be split over processes: then the
+            first two methods are `tsqr`.
         method: "householder"; "tsqr", QR of blocks of rows, then of their R: for M >> N;
             "cholesky", from the Gram matrix in float64, with Householder where that fails, or in
             pairs of float32 on GPUs, with NaN where that fails, far above condition 1e8: Q is
@@ -67,6 +69,8 @@ def orthogonalize(A: Tensor, method: str = "auto") -> Tensor:
     expect_matrix(op, "A", A)
     if A.shape[-2] < A.shape[-1]:
         return orthogonalize(A.mT, method).mT
+    if method in ("auto", "tsqr", "householder") and is_split_by_rows(A):
+        return tsqr(A)[0]
     if method == "auto":
         # blocks give a GPU's threads work at once; LAPACK needs none (0.6x for 100000 x 10)
         slender = not A.is_cpu and A.shape[-2] >= 16 * max(_BLOCK_ROWS, 4 * A.shape[-1])

@@ -9,11 +9,16 @@ from torch import Tensor
 from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_square, explain
 from metalcore._op import Composition, Example, accumulate, accumulate_dtype
 from metalcore._route import Matrices
+from metalcore._sharding import is_dtensor, replicated
 from metalcore.ops.linalg.eigh import eigh
 from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd
 
 _route = Matrices("pinv")
-_pinv = Composition("pinv(Tensor A, Tensor rcond, bool hermitian) -> Tensor", batched=True)
+_pinv = Composition(
+    "pinv(Tensor A, Tensor rcond, bool hermitian) -> Tensor",
+    batched=True,
+    sharding="*MN, *U -> *NM",
+)
 
 
 def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
@@ -43,7 +48,9 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
 def by_kernels(A: Tensor, rcond: float | Tensor | None, hermitian: bool) -> Tensor:
     """`pinv` of an A that is as it should be, whatever its size."""
     limit = torch.as_tensor(cutoff(A, rcond), dtype=accumulate_dtype(A), device=A.device)
-    P: Tensor = _pinv(accumulate(A), limit.expand(*A.shape[:-2], 1), hermitian)
+    limits = limit.expand(*A.shape[:-2], 1)
+    limits = limits if is_dtensor(limits) else replicated(limits, A)
+    P: Tensor = _pinv(accumulate(A), limits, hermitian)
     return P.to(A.dtype)
 
 

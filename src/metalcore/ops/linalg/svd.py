@@ -17,6 +17,8 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
+from metalcore.ops.linalg._tall import svd_by_rows
+from metalcore.ops.linalg.tsqr import is_split_by_rows
 
 WAY_OUT = "Look for NaN and inf in A."
 
@@ -64,6 +66,8 @@ def svd(
         return (None, values, None) if check else (None, values[0], None, values[1])
     expect_float("svd", A=A)
     expect_matrix("svd", "A", A)
+    if check and not full_matrices and is_split_by_rows(A):
+        return svd_by_rows(A, svd)
     if check and _route.prefers_torch(A):
         return _route.by_torch(_decompose_by_torch, A, full_matrices)
     U, S, V, info = _forward(A, full_matrices)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from metalcore._check import dtype_name, expect, expect_float, expect_shape, refuse, shape
 from metalcore._op import Example, Op
+from metalcore._sharding import is_dtensor
 from metalcore.ops.precise._levels import as_rows
 
 _LIMBS, _LOWEST, _WIDTH = 134, -2176, 139
 # Limbs have 31 bits to spare.
 _MOST_MERGES = 2**30
 
-_forward = Op("precise_limbs(Tensor x) -> Tensor", batched=True, sharding="*N -> *L")
+_forward = Op("precise_limbs(Tensor x) -> Tensor", batched=True, sharding="*n -> *L")
 
 
 class Accumulator:
@@ -42,10 +43,15 @@ class Accumulator:
         self._merges = 0
 
     def add(self, x: Tensor, dim: int | Sequence[int] | None = None) -> "Accumulator":
-        """Add the sum of `x` over `dim`, over all dimensions where none is given."""
+        """Add the sum of `x` over `dim`, over all dimensions where none is given. Of a DTensor the
+        sum is over all processes, in each of them."""
         expect_float("Accumulator.add", x=x)
         rows, _ = as_rows("Accumulator.add", x.detach(), dim)
-        return self._merge("add", _forward(rows).cpu())
+        limbs: Any = _forward(rows)
+        if is_dtensor(limbs):
+            # a sum over processes of limbs is exact too
+            return self._merge("add", limbs.full_tensor().cpu(), limbs.device_mesh.size() - 1)
+        return self._merge("add", limbs.cpu())
 
     def merge(self, other: "Accumulator") -> "Accumulator":
         """Add what another one has added up."""

@@ -31,7 +31,11 @@ _COMPENSATED = LEVELS.index("compensated")
 # By the type that slices are multiplied in; eight of float32 stay above its smallest numbers.
 _MOST_SLICES = {torch.float64: 12, torch.float32: 8}
 
-_forward = Composition("precise_matmul(Tensor A, Tensor B, int level) -> Tensor", batched=True)
+_forward = Composition(
+    "precise_matmul(Tensor A, Tensor B, int level) -> Tensor",
+    batched=True,
+    sharding="*mK, *Kn -> *mn",
+)
 
 
 def matmul(A: Tensor, B: Tensor, *, level: str = "compensated") -> Tensor:

@@ -90,7 +90,7 @@ def _as_numbers(mask: Tensor, x: Tensor) -> tuple[Tensor, torch.dtype]:
     expect_same_device("softmax", x=x, mask=mask)
     expect_broadcast_to("softmax", "mask", mask, x)
     if mask.dtype == torch.bool:
-        zeros = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)
+        zeros = torch.zeros_like(mask, dtype=x.dtype, memory_format=torch.contiguous_format)
         return zeros.masked_fill(~mask, -torch.inf), x.dtype
     expect_float("softmax", mask=mask)
     wide = torch.promote_types(mask.dtype, x.dtype)
