@@ -43,7 +43,7 @@ LAYERS = [
     {"patch", "gguf", "hf", "checkpoints", "_simulate", "_where"},
     {"chat", "finetune", "mlx"},
     {"serve", "cli_serve"},
-    {"doctor", "info", "_demo_models", "demo", "bench", "integrations", "tune"},
+    {"doctor", "info", "_demo_models", "demo", "demo_processes", "bench", "integrations", "tune"},
     {"cli", "__main__", "__init__"},
 ]
 

@@ -168,6 +168,8 @@ def demo(
     html_file: Annotated[Path, typer.Option("--html", help="The report.")] = Path("report.html"),
     device: Annotated[str | None, typer.Option(help="cpu or mps; default the best.")] = None,
     model: Annotated[str, typer.Option(help="llama or xlstm.")] = "llama",
+    processes: Annotated[int, typer.Option(help="Train with so many processes and one.")] = 1,
+    how: Annotated[str, typer.Option(help="With processes: ddp or fsdp2.")] = "fsdp2",
 ) -> None:
     """Train a small language model with and without metalcore, side by side."""
     from metalcore._optional import need
@@ -175,6 +177,11 @@ def demo(
     with errors_are_messages():
         for package in ("transformers", "mslsim"):
             need(package, "metalcore demo")
+    if processes > 1:
+        from metalcore.demo_processes import run as run_processes
+
+        with errors_are_messages():
+            raise typer.Exit(run_processes(processes, how, steps))
     from metalcore.demo import run
 
     with errors_are_messages():
