@@ -66,7 +66,7 @@ def run(processes: int, how: str = "fsdp2", steps: int = 10) -> int:
     expect_one_of("demo", "how", how, WAYS)
     alone = _train(1, 0, "alone", steps, processes)
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_work, (processes, how, steps, folder), nprocs=processes)  # type: ignore[no-untyped-call]
+        spawn(_work, (processes, how, steps, folder), nprocs=processes)
         found = [Trained(**torch.load(Path(folder, f"{rank}.pt"))) for rank in range(processes)]
     pairs = zip(alone.losses, found[0].losses, strict=True)
     difference = max(abs(a - b) / abs(a) for a, b in pairs)
@@ -148,11 +148,14 @@ def _counting_buckets(model: Any, processes: int) -> Iterator[list[float]]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     sent = [0.0]
+    kept = default_hooks.allreduce_hook
 
-    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(state: Any, bucket: Any) -> Any:
         sent[0] += bucket.buffer().nbytes * 2 * (processes - 1) / processes
-        return default_hooks.allreduce_hook(state, bucket)
+        return kept(state, bucket)
 
+    # torch reads the types of a hook
+    hook.__annotations__ = kept.__annotations__
     model.register_comm_hook(None, hook)
     yield sent
 
