@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from metalcore._check import expect, expect_one_of
+from metalcore._demo_models import KINDS
 from metalcore._shards import gathered, part
 from metalcore._text import batches
-from metalcore.demo import llama
 from metalcore.optim import MetalAdamW
 from metalcore.patch.accelerate import accelerate
 
@@ -87,7 +87,7 @@ def _work(rank: int, processes: int, how: str, steps: int, folder: str) -> None:
 
 def _train(processes: int, rank: int, how: str, steps: int, parts: int) -> Trained:
     data, _ = batches(steps, _BATCH * parts, _TIME, "cpu")
-    net = llama(_VOCABULARY, _LLAMA)
+    net = KINDS["llama"].build(_VOCABULARY, _LLAMA)
     accelerate(net)
     net, count = _wrapped(net, how, processes)
     optimizer = MetalAdamW(net.parameters(), lr=1e-3, clip_norm=_CLIP)
