@@ -36,16 +36,18 @@ def _products() -> dict[str, Callable[[], object]]:
     tiles, packed = metalcore.pack_ggml(blocks, "q4_0"), metalcore.pack_int4(four)
     matrices = torch.randn(20, 4, 4)
     tape, cache = small_tape(torch.float32), torch.zeros(1, 2, 1, 2, 9, 8)
+    number = metalcore.precise.DoubleFloat(torch.randn(4))
     text, zero = tape.text(tape_end(tape)), torch.zeros(1, dtype=torch.int64)
     return {
         "matmul_ggml": lambda: metalcore.matmul_ggml(x, blocks, "q4_0", tiles=tiles),
         "matmul_int4": lambda: metalcore.matmul_int4(x, four, tiles=packed),
         "qr": lambda: metalcore.qr(matrices),
+        "double_float": lambda: number + number,
         "decode_step": lambda: metalcore.decode_step(text, tape.tensors, cache, *[zero] * 4),
     }
 
 
-@pytest.mark.parametrize("op", ["matmul_ggml", "matmul_int4", "qr", "decode_step"])
+@pytest.mark.parametrize("op", ["matmul_ggml", "matmul_int4", "qr", "double_float", "decode_step"])
 def test_calls_leave_nothing_behind(op: str) -> None:
     call = _products()[op]
     with metalcore.trace() as t:

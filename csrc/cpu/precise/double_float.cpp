@@ -4,7 +4,8 @@
 #include "double_float.h"
 
 #include <array>
-#include <string>
+
+#include "../common/text.h"
 
 namespace metalcore::precise {
 namespace {
@@ -55,15 +56,16 @@ void choose(int function, const std::array<Tensor, 6>& in, const Tensor& high, c
 }
 
 Pair double_float(const Tensor& x, const Tensor& x_low, const Optional& y, const Optional& y_low,
-                  const Optional& z, const Optional& z_low, std::string name) {
+                  const Optional& z, const Optional& z_low, StringHandle name_in) {
   const char* op = "double_float";
+  const std::string name = cpu::taken(name_in);
   const int function = int(std::find(kNames.begin(), kNames.end(), name) - kNames.begin());
   STD_TORCH_CHECK(function < kFunctionCount, op, ": there is no function ", name);
   expect_pair(op, x, x_low);
   const int count = operands(function);
   const bool has_two = y.has_value() && y_low.has_value();
   const bool has_three = z.has_value() && z_low.has_value();
-  STD_TORCH_CHECK(has_two == count > 1 && has_three == count > 2 &&
+  STD_TORCH_CHECK(has_two == (count > 1) && has_three == (count > 2) &&
                       y.has_value() == y_low.has_value() && z.has_value() == z_low.has_value(),
                   op, ": ", name, " is of ", count, " numbers");
   const Tensor of_x = cpu::dense(x), below_x = cpu::dense(x_low);
