@@ -14,6 +14,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp
 import metalcore as m
 from metalcore import _trace, attn, linalg, train, xlstm
 from metalcore._op import Op
+from metalcore.ops.decode.decode_step import small_tape, tape_end
 from metalcore.ops.train.cross_entropy import in_place as cross_entropy_in_place
 
 Function = Callable[..., Any]
@@ -242,6 +243,11 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
         new = x.view(4, 1, 6)
         return m.paged_write(new, new, *(_r(2, 4, 1, 6) for _ in range(2)), torch.arange(4))
 
+    tape, one = small_tape(torch.float32), torch.zeros(1, dtype=torch.int64)
+
+    def token(cache: Tensor) -> Any:
+        return m.decode_step(tape.text(tape_end(tape)), tape.tensors, cache, *[one] * 4)
+
     return {
         "add_rms_norm_": (lambda x: Op.all["add_rms_norm_"](x, _r(4, 6), w, 1e-6, 0.0), x),
         "cross_entropy_": (
@@ -260,6 +266,7 @@ def _without_derivatives() -> dict[str, tuple[Function, Tensor]]:
         "attention_decode": (decode, x),
         "paged_attention": (paged, x),
         "paged_write": (write, x),
+        "decode_step": (token, torch.randn(1, 2, 1, 2, 9, 8)),
         # of which DoubleFloats are made, whose gradients are torch's
         "double_float": (lambda x: Op.all["double_float"](x, zeros, *[None] * 4, "exp"), x),
         "double_float_matmul": (

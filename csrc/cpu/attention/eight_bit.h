@@ -34,9 +34,9 @@ struct Narrow {
 
 // Whether rows are widened in the order of memory.
 template <typename S>
-constexpr bool kIsCode = std::is_same_v<S, Int8> || std::is_same_v<S, Float8> ||
-                         std::is_same_v<S, Narrow<simd::Half>> ||
-                         std::is_same_v<S, Narrow<simd::BFloat16>>;
+constexpr bool kIsCode =
+    std::is_same_v<S, Int8> || std::is_same_v<S, Float8> || std::is_same_v<S, Narrow<simd::Half>> ||
+    std::is_same_v<S, Narrow<simd::BFloat16>>;
 
 inline simd::FloatVec widen_codes(const Int8* p) {
   const auto raw = simd::widen_signed_bytes(reinterpret_cast<const uint8_t*>(p));

@@ -35,7 +35,7 @@ struct FewQueries {
   Heads<const T> q;
   const Cache<S>& cache;
   Heads<T> out;
-  A* lse;  // null where nobody asks
+  A* lse;                      // null where nobody asks
   int64_t width, value_width;  // head sizes in whole Pairs
 
   // Queries of a head of keys: all of a sequence, of all heads that share it.

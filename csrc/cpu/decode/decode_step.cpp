@@ -14,8 +14,8 @@ class Checks {
   Checks(const Tape& tape, const Memory& memory) : tape_(tape), memory_(memory) {}
 
   void operator()() const {
-    STD_TORCH_CHECK(tape_.tensors <= int64_t(memory_.tensors.size()), kOp,
-                    ": the tape needs ", tape_.tensors, " tensors");
+    STD_TORCH_CHECK(tape_.tensors <= int64_t(memory_.tensors.size()), kOp, ": the tape needs ",
+                    tape_.tensors, " tensors");
     // parts of 32 values that were made of each buffer, and bytes of each value
     std::vector<std::pair<int64_t, int64_t>> quantized(tape_.buffers.size());
     for (const Node& node : tape_.nodes) {

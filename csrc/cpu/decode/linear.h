@@ -93,9 +93,8 @@ auto dispatch_format(const Node& node, Body body) {
     }
     return body(quant::GroupTile<8>{node.group, dtypes[node.dtype], node.offsets != 0});
   }
-  return quant::dispatch_type(kOp, node.type, [&](auto type) {
-    return body(quant::GgmlTile<decltype(type)::value>());
-  });
+  return quant::dispatch_type(
+      kOp, node.type, [&](auto type) { return body(quant::GgmlTile<decltype(type)::value>()); });
 }
 
 // Bytes of packed weights, and parts of 32 values that they take of a row.

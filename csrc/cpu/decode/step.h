@@ -128,8 +128,8 @@ class Step {
   void prepare_attention(const Node& node) {
     Attend made;
     made.node = &node;
-    made.problem.sizes = {memory_.rows(), node.heads,  node.key_heads, M_,
-                          memory_.slots(), node.size, node.size};
+    made.problem.sizes = {memory_.rows(),  node.heads, node.key_heads, M_,
+                          memory_.slots(), node.size,  node.size};
     made.problem.scale = float(node.scale);
     if (node.cap > 0) made.problem.softcap = float(node.cap);
     made.problem.left = node.window > 0 ? node.window - 1 : tiles::reach(std::nullopt);

@@ -70,26 +70,37 @@ namespace detail {
 
 inline const std::map<std::string, Kind>& kinds() {
   static const std::map<std::string, Kind> names = {
-      {"embed", Kind::kEmbed},       {"norm", Kind::kNorm}, {"quantize", Kind::kQuantize},
-      {"rope", Kind::kRope},         {"glu", Kind::kGlu},   {"add", Kind::kAdd},
-      {"soft_cap", Kind::kSoftCap},  {"linear", Kind::kLinear}, {"attend", Kind::kAttend}};
+      {"embed", Kind::kEmbed},      {"norm", Kind::kNorm},     {"quantize", Kind::kQuantize},
+      {"rope", Kind::kRope},        {"glu", Kind::kGlu},       {"add", Kind::kAdd},
+      {"soft_cap", Kind::kSoftCap}, {"linear", Kind::kLinear}, {"attend", Kind::kAttend}};
   return names;
 }
 
 inline const std::map<std::string, int64_t Node::*>& integers() {
-  static const std::map<std::string, int64_t Node::*> names = {
-      {"n", &Node::n},           {"k", &Node::k},
-      {"times", &Node::times},   {"layer", &Node::layer},
-      {"w", &Node::w},           {"bias", &Node::bias},
-      {"tiles", &Node::tiles},   {"type", &Node::type},
-      {"scales", &Node::scales}, {"biases", &Node::biases},
-      {"bits", &Node::bits},     {"group", &Node::group},
-      {"offsets", &Node::offsets}, {"dtype", &Node::dtype},
-      {"bytes", &Node::bytes},   {"parts", &Node::parts},
-      {"heads", &Node::heads},   {"key_heads", &Node::key_heads},
-      {"size", &Node::size},     {"rotary", &Node::rotary},
-      {"interleaved", &Node::interleaved}, {"window", &Node::window},
-      {"act", &Node::act},       {"add", &Node::add}};
+  static const std::map<std::string, int64_t Node::*> names = {{"n", &Node::n},
+                                                               {"k", &Node::k},
+                                                               {"times", &Node::times},
+                                                               {"layer", &Node::layer},
+                                                               {"w", &Node::w},
+                                                               {"bias", &Node::bias},
+                                                               {"tiles", &Node::tiles},
+                                                               {"type", &Node::type},
+                                                               {"scales", &Node::scales},
+                                                               {"biases", &Node::biases},
+                                                               {"bits", &Node::bits},
+                                                               {"group", &Node::group},
+                                                               {"offsets", &Node::offsets},
+                                                               {"dtype", &Node::dtype},
+                                                               {"bytes", &Node::bytes},
+                                                               {"parts", &Node::parts},
+                                                               {"heads", &Node::heads},
+                                                               {"key_heads", &Node::key_heads},
+                                                               {"size", &Node::size},
+                                                               {"rotary", &Node::rotary},
+                                                               {"interleaved", &Node::interleaved},
+                                                               {"window", &Node::window},
+                                                               {"act", &Node::act},
+                                                               {"add", &Node::add}};
   return names;
 }
 
@@ -140,8 +151,7 @@ inline bool joins(const Tape& tape, const Stage& stage, const Node& node) {
     const bool overlaps = other.y.buffer == node.y.buffer &&
                           other.y.offset < node.y.offset + node.n &&
                           node.y.offset < other.y.offset + other.n;
-    if (overlaps || other.add || other.y.buffer == node.x.buffer ||
-        node.y.buffer == other.x.buffer)
+    if (overlaps || other.add || other.y.buffer == node.x.buffer || node.y.buffer == other.x.buffer)
       return false;
   }
   return true;

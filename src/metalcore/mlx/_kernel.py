@@ -15,7 +15,7 @@ from mlx.core.fast import metal_kernel as metal_kernel
 
 from metalcore.metal import source
 from metalcore.metal.source import Variant
-from mslsim.signature import Parameter, Position, without_kernels
+from metalcore.metal.text.signature import Parameter, Position, without_kernels
 
 LEAST = 8
 """Values of an array that MLX takes for `device` memory."""

@@ -183,9 +183,9 @@ template <typename S, bool INTERLEAVED>
   }
 }
 
-// out = softmax(scale q k^T) v over the keys from starts[m], and at most `window` back, to slots[m].
-// One threadgroup for each head of each token: its simdgroups take every SIMDGROUPSth key, values of
-// the head stand in the lanes, and the parts are merged.
+// out = softmax(scale q k^T) v over the keys from starts[m], and at most `window` back, to
+// slots[m]. One threadgroup for each head of each token: its simdgroups take every SIMDGROUPSth
+// key, values of the head stand in the lanes, and the parts are merged.
 template <typename S, int SIZE, bool CAP, bool SINKS, int SIMDGROUPS>
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void decode_attend(
     device const float* q [[buffer(0)]],

@@ -173,7 +173,7 @@ class _Tape:
         part = rotary if interleaved else rotary // 2
         width = round_up(part, _WHOLE) * (1 if interleaved else 2)
         sizes = (heads, key_heads, size, rotary, width, self.cache.shape[4])
-        args = (
+        args: tuple[Any, ...] = (
             *(q, k, v, q, v if table is None else table.view(-1)),
             *(*self._layer(node), *self.where),
             (*sizes, from_q, from_k, from_v),
@@ -190,7 +190,7 @@ class _Tape:
         cap = node.number("cap", 0.0)
         simdgroups = self.p.policy["attend_simdgroups"]
         sizes = (key_heads, heads // key_heads, self.cache.shape[4], from_, to, node["window"])
-        args = (
+        args: tuple[Any, ...] = (
             *(q, *self._layer(node), q if sinks is None else sinks, y, *self.where, sizes),
             *(node.number("scale", 1.0), cap),
         )

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // g = x_t + R y_(t-1) + b, of the gates i, f, z, o
-// m_t = max(lf + m_(t-1), i), or i where n_(t-1) = 0;  keep = exp(lf + m_(t-1) - m_t), add = exp(i -
-// m_t);  c_t = keep c_(t-1) + add tanh(z), n_t = keep n_(t-1) + add, y_t = sigmoid(o) c_t / n_t
+// m_t = max(lf + m_(t-1), i), or i where n_(t-1) = 0;  keep = exp(lf + m_(t-1) - m_t), add = exp(i
+// - m_t);  c_t = keep c_(t-1) + add tanh(z), n_t = keep n_(t-1) + add, y_t = sigmoid(o) c_t / n_t
 //
 // One threadgroup per head of a batch entry, all steps: what a head gave is in threadgroup memory
 // for the next step. Forward, a thread per gate and column reads down the weights, neighbours side
