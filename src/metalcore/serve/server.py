@@ -19,11 +19,12 @@ from metalcore._check import expect, expect_one_of
 from metalcore._optional import need
 from metalcore.chat import Writer, quiet
 from metalcore.patch.accelerate import accelerate
+from metalcore.patch.decoder import decoder
 from metalcore.serve.app import LOOPBACK, Service, application
 from metalcore.serve.engine import Engine
 from metalcore.serve.prompts import Prompts
 from metalcore.serve.requests import Limits
-from metalcore.serve.rows import ModelRows
+from metalcore.serve.rows import ModelRows, Rows
 
 _CACHES = {"auto": None, "int8": torch.int8}
 # Without a word of the user no row becomes longer.
@@ -106,7 +107,7 @@ def make_service(model: Any, tokenizer: Any, settings: Settings, name: str) -> S
     longest: int = getattr(config, "max_position_embeddings", _LONGEST)
     context = min(longest, _LONGEST) if settings.context is None else settings.context
     expect(2 <= context <= longest, "serve", f"context must be from 2 to {longest}, got {context}")
-    rows = ModelRows(model, settings.rows, dtype=_CACHES[settings.cache])
+    rows = make_rows(model, settings)
     # what is made once is made before the first request
     row = rows.begin([0])
     rows.advance(row, 1)
@@ -115,6 +116,15 @@ def make_service(model: Any, tokenizer: Any, settings: Settings, name: str) -> S
     hosts = LOOPBACK if settings.is_local else ("*",)
     limits = Limits(context, config.vocab_size)
     return Service(engine, Prompts(tokenizer), name, limits, settings.token, hosts)
+
+
+def make_rows(model: Any, settings: Settings) -> Rows:
+    """By the tape of the model's step, where it has one: keys and values are as it computes."""
+    if settings.cache == "auto":
+        recorded = decoder(model)
+        if recorded.is_recorded:
+            return recorded.rows(settings.rows)
+    return ModelRows(model, settings.rows, dtype=_CACHES[settings.cache])
 
 
 def ends_of(model: Any) -> list[int]:
