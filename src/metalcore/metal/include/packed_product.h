@@ -8,7 +8,7 @@
 // Rows of W that a simdgroup multiplies with so many rows of x.
 template <int COLUMNS>
 struct few {
-  enum { ROWS = COLUMNS > 2 ? 2 : 4 };
+  enum { ROWS = COLUMNS > 4 ? 1 : COLUMNS > 2 ? 2 : 4 };
 };
 
 // Values 16 at .. of a row of x, and their sum.

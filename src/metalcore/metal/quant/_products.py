@@ -43,7 +43,7 @@ def product(p: Program, x: Buffer, w: Weight) -> Buffer:
         _many(p, x, w, y, M, N, turned=False)
     elif y.numel:
         held = columns_held(M)
-        groups = -(-N // (_FEW_THREADS // 32 * (4 if held <= 2 else 2)))
+        groups = -(-N // (_FEW_THREADS // 32 * (4 if held <= 2 else 2 if held <= 4 else 1)))
         variant = (MSL_TYPE[x.dtype], *w.variant, held)
         args = (x, *w.buffers, y, M, N, K, *w.numbers)
         threads = groups * _FEW_THREADS

@@ -255,7 +255,7 @@ def _examples(ops: _Ops, make: Any, symmetric: bool) -> None:
         @ops.matmul.example
         def _(dtype: torch.dtype, tiled: bool = tiled) -> Example:
             # as many rows as no instruction set has tiles
-            w, x = weight(dtype), torch.randn(4, K).to(dtype)
+            w, x = weight(dtype), torch.randn(7, K).to(dtype)
             tiles = ops.pack.meaning(*w, 32, K) if tiled else None
             return Example((x, *w, tiles, 32, "float"), reduces_over=K)
 
