@@ -17,6 +17,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 
 _WAY_OUT = "Look for NaN and inf in A."
 
@@ -38,7 +39,7 @@ _values = Op(
 
 
 def eigh(
-    A: Tensor, UPLO: str = "L", *, check: bool = True
+    A: Tensor, UPLO: str = "L", *, check: bool = True, precision: str | None = None
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Eigenvalues and eigenvectors of each symmetric matrix of a batch.
 
@@ -50,6 +51,8 @@ def eigh(
         A: symmetric, [..., N, N]. Only one triangle is read.
         UPLO: which triangle: "L" the lower one, "U" the upper one.
         check: raise where A has a NaN or an inf. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         L [..., N] ascending and Q [..., N, N] with A = Q diag(L) Q^T and eigenvectors as columns;
@@ -58,6 +61,10 @@ def eigh(
     Example:
         >>> L, Q = metalcore.eigh(A + A.mT)
     """
+    if is_double(precision, A):
+        double, A = doubled("eigh", precision, A=A)
+        if double is not None:
+            return double.eigh(A, _expect_input("eigh", A, UPLO), check)  # type: ignore[no-any-return]
     upper = _expect_input("eigh", A, UPLO)
     if check and _route.prefers_torch(A):
         L, Q = _route.by_torch(_call_torch, A, "eigh", UPLO.upper())
@@ -69,13 +76,17 @@ def eigh(
     return L, Q
 
 
-def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+def eigvalsh(
+    A: Tensor, UPLO: str = "L", *, check: bool = True, precision: str | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
     """Eigenvalues of each symmetric matrix of a batch.
 
     Args:
         A: symmetric, [..., N, N]. Only one triangle is read.
         UPLO: which triangle: "L" the lower one, "U" the upper one.
         check: raise where A has a NaN or an inf. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         L [..., N] ascending; with `check=False` also info [...] (int32): 0, or not where L is not
@@ -84,6 +95,11 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor | tupl
     Example:
         >>> L = metalcore.eigvalsh(A + A.mT)
     """
+    if is_double(precision, A):
+        double, A = doubled("eigvalsh", precision, A=A)
+        if double is not None:
+            found = double.eigh(A, _expect_input("eigvalsh", A, UPLO), check)
+            return found[0] if check else (found[0], found[2])
     upper = _expect_input("eigvalsh", A, UPLO)
     if check and _values_route.prefers_torch(A):
         return _values_route.by_torch(_call_torch, A, "eigvalsh", UPLO.upper())[0]

@@ -10,6 +10,7 @@ from metalcore._check import LinAlgError, expect_float, expect_matrix, expect_sq
 from metalcore._op import Composition, Example, accumulate, accumulate_dtype
 from metalcore._route import Matrices
 from metalcore._sharding import is_dtensor, replicated
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg.eigh import eigh
 from metalcore.ops.linalg.svd import WAY_OUT, inverted, svd
 
@@ -21,7 +22,13 @@ _pinv = Composition(
 )
 
 
-def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = False) -> Tensor:
+def pinv(
+    A: Tensor,
+    *,
+    rcond: float | Tensor | None = None,
+    hermitian: bool = False,
+    precision: str | None = None,
+) -> Tensor:
     """Pseudo-inverse of each matrix of a batch.
 
     Its gradient needs no gaps between singular values, but a rank that does not change nearby.
@@ -31,6 +38,8 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
         rcond: singular values up to this times the largest count as zero; a number, or [...].
             Default max(M, N) times the machine epsilon, as torch has it.
         hermitian: A is symmetric, which is not checked: its lower triangle is read.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         [..., N, M].
@@ -38,6 +47,11 @@ def pinv(A: Tensor, *, rcond: float | Tensor | None = None, hermitian: bool = Fa
     Example:
         >>> X = metalcore.pinv(A) @ B
     """
+    if is_double(precision, A):
+        double, A = doubled("pinv", precision, A=A)
+        if double is not None:
+            (expect_square if hermitian else expect_matrix)("pinv", "A", A)
+            return double.pinv(A, rcond, hermitian)  # type: ignore[no-any-return]
     expect_float("pinv", A=A)
     (expect_square if hermitian else expect_matrix)("pinv", "A", A)
     if _route.prefers_torch(A):
@@ -101,8 +115,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 @_pinv.gradient(save=_save)
 def _(ctx: Any, dP: Tensor) -> Any:
-    """torch's formula (Golub and Pereyra), which is by products alone."""
     A, P = ctx.saved_tensors
+    return gradient(A, P, dP), None, None
+
+
+def gradient(A: Tensor, P: Tensor, dP: Tensor) -> Tensor:
+    """torch's formula (Golub and Pereyra), which is by products alone."""
     G = dP.mT
     if A.shape[-2] <= A.shape[-1]:
         K = G @ P
@@ -112,4 +130,4 @@ def _(ctx: Any, dP: Tensor) -> Any:
         K = P @ G
         PtK = P.mT @ K
         dA = PtK - (K @ P).mT - (PtK @ P) @ A + ((G - A @ K) @ P) @ P.mT
-    return dA, None, None
+    return dA

@@ -17,6 +17,7 @@ from metalcore._check import (
 )
 from metalcore._op import Example, Op, accumulate
 from metalcore._route import Matrices
+from metalcore.ops.linalg._precision import doubled, is_double
 from metalcore.ops.linalg._tall import svd_by_rows
 from metalcore.ops.linalg.tsqr import is_split_by_rows
 
@@ -40,7 +41,12 @@ _solve = Op(
 
 
 def svd(
-    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, check: bool = True
+    A: Tensor,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    check: bool = True,
+    precision: str | None = None,
 ) -> Any:
     """Singular value decomposition of each matrix of a batch: A = U diag(S) V^T.
 
@@ -52,6 +58,8 @@ def svd(
         full_matrices: return all M columns of U and all N of V, not only the first min(M, N).
         compute_uv: without it U and V are None, and nothing is spent on them.
         check: raise for NaN in A; inf gives NaN. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         U [..., M, K], S [..., K] descending, V [..., N, K] (not its transpose), K = min(M, N); with
@@ -62,8 +70,13 @@ def svd(
         >>> A = U * S[..., None, :] @ V.mT
     """
     if not compute_uv:
-        values = svdvals(A, check=check)
+        values = svdvals(A, check=check, precision=precision)
         return (None, values, None) if check else (None, values[0], None, values[1])
+    if is_double(precision, A):
+        double, A = doubled("svd", precision, A=A)
+        if double is not None:
+            expect_matrix("svd", "A", A)
+            return double.svd(A, full_matrices, check)
     expect_float("svd", A=A)
     expect_matrix("svd", "A", A)
     if check and not full_matrices and is_split_by_rows(A):
@@ -73,16 +86,18 @@ def svd(
     U, S, V, info = _forward(A, full_matrices)
     if not check:
         return U, S, V, info
-    _expect_decomposed("svd", A, info)
+    expect_decomposed("svd", A, info)
     return U, S, V
 
 
-def svdvals(A: Tensor, *, check: bool = True) -> Any:
+def svdvals(A: Tensor, *, check: bool = True, precision: str | None = None) -> Any:
     """Singular values of each matrix of a batch.
 
     Args:
         A: [..., M, N].
         check: raise for NaN in A; inf gives NaN. Without it nothing waits for the result.
+        precision: `"float64"` computes and returns float64: on a GPU, which has none, a
+            `metalcore.precise.DoubleFloat` of 48 bits.
 
     Returns:
         S [..., min(M, N)], descending; with `check=False` also info, as `svd` returns it.
@@ -90,6 +105,12 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
     Example:
         >>> S = metalcore.svdvals(A)
     """
+    if is_double(precision, A):
+        double, A = doubled("svdvals", precision, A=A)
+        if double is not None:
+            expect_matrix("svdvals", "A", A)
+            _, S, _, *info = double.svd(A, False, check)
+            return S if check else (S, *info)
     expect_float("svdvals", A=A)
     expect_matrix("svdvals", "A", A)
     if check and _values_route.prefers_torch(A):
@@ -101,7 +122,7 @@ def svdvals(A: Tensor, *, check: bool = True) -> Any:
         S, info = _values(A)
     if not check:
         return S, info
-    _expect_decomposed("svdvals", A, info)
+    expect_decomposed("svdvals", A, info)
     return S
 
 
@@ -132,7 +153,7 @@ def svd_solve(op: str, A: Tensor, B: Tensor, rcond: Tensor) -> tuple[Tensor, Ten
         >>> X, S, rank = svd_solve("lstsq", A, B, torch.full(A.shape[:-2], 1e-6))
     """
     X, S, rank, info = _solve(A, B, rcond)
-    _expect_decomposed(op, A, info)
+    expect_decomposed(op, A, info)
     return X, S, rank
 
 
@@ -156,7 +177,7 @@ def _values_by_torch(A: Tensor) -> Tensor:
     return S
 
 
-def _expect_decomposed(op: str, A: Tensor, info: Tensor) -> None:
+def expect_decomposed(op: str, A: Tensor, info: Tensor) -> None:
     """As torch does: an error for NaN in A, and NaN in the results for inf."""
     if is_clear(info):
         return

@@ -18,11 +18,11 @@ from metalcore.ops.linalg.trsm import trsm as trsm32
 from metalcore.ops.precise import double_float
 from metalcore.ops.precise.double_float import DoubleFloat, of_pair, triangular
 
-_EPS = 2.0**-47
+EPS = 2.0**-47
 _EPS32 = 2.0**-23
-_MOST_STEPS = 30
+MOST_STEPS = 30
 # Where nothing can be looked at, because a compiler records the steps.
-_BLIND_STEPS = 8
+BLIND_STEPS = 8
 
 
 def left(
@@ -56,7 +56,7 @@ def scaled(x: DoubleFloat, exponent: Tensor) -> DoubleFloat:
     return of_pair(torch.ldexp(x.high, exponent), torch.ldexp(x.low, exponent))
 
 
-def _exponent(x: DoubleFloat, *dims: int) -> Tensor:
+def exponent_of(x: DoubleFloat, *dims: int) -> Tensor:
     """Of the largest number along `dims`."""
     if 0 in (x.shape[d] for d in dims):
         sizes = [1 if d - x.dim() in dims else n for d, n in enumerate(x.shape)]
@@ -64,7 +64,7 @@ def _exponent(x: DoubleFloat, *dims: int) -> Tensor:
     return torch.frexp(x.high.abs().amax(dims, keepdim=True))[1]
 
 
-def _size(x: Tensor) -> Tensor:
+def size_of(x: Tensor) -> Tensor:
     if 0 in x.shape[-2:]:
         return x.new_zeros(*x.shape[:-2], 1, 1)
     return x.abs().amax((-2, -1), keepdim=True)
@@ -77,15 +77,15 @@ def _is(condition: Tensor) -> bool:
 def qr(A: DoubleFloat) -> tuple[DoubleFloat, DoubleFloat, Tensor]:
     """Q, R and where Q is orthonormal [batch, 1, 1], for M >= N: Q = A R^-1 for the R that float32
     finds, corrected by the R of Q; at last by the series of a Cholesky factor of Q^T Q."""
-    exponent = _exponent(A, -2, -1)
+    exponent = exponent_of(A, -2, -1)
     n = A.shape[-1]
     eye = identity(n, A.high[..., :n, :])
     Q, R = scaled(A, -exponent), eye
-    for _ in range(_BLIND_STEPS):
+    for _ in range(BLIND_STEPS):
         rest = left(eye, Q.mT, Q)  # type: ignore[arg-type]
-        size = _size(rest.high)
+        size = size_of(rest.high)
         is_near = size < 0.1
-        if is_eager() and _is(size < 4 * _EPS):
+        if is_eager() and _is(size < 4 * EPS):
             break
         # Q^T Q = (I + T)^T (I + T), T = triu(E) - diag(E) / 2, up to E^2
         E = -rest
@@ -96,10 +96,18 @@ def qr(A: DoubleFloat) -> tuple[DoubleFloat, DoubleFloat, Tensor]:
     return Q, scaled(R, exponent), size < _EPS32
 
 
+def orthonormal(U: DoubleFloat) -> tuple[DoubleFloat, DoubleFloat]:
+    """The Q of U whose R has a positive diagonal, and that diagonal."""
+    Q, R, _ = qr(U)
+    diagonal: DoubleFloat = R.diagonal(dim1=-2, dim2=-1)  # type: ignore[assignment]
+    signs = torch.where(diagonal.high < 0, -1.0, 1.0)[..., None, :]
+    return of_pair(Q.high * signs, Q.low * signs), diagonal.abs()  # type: ignore[return-value]
+
+
 def _solid(R: Tensor) -> Tensor:
     """R with a diagonal that can be divided by."""
     diagonal = R.diagonal(dim1=-2, dim2=-1)
-    least = (_EPS32 * _size(R)[..., 0]).clamp(min=torch.finfo(torch.float32).tiny)
+    least = (_EPS32 * size_of(R)[..., 0]).clamp(min=torch.finfo(torch.float32).tiny)
     safe = torch.where(diagonal.abs() < least, torch.where(diagonal < 0, -least, least), diagonal)
     return R + torch.diag_embed(safe - diagonal)
 
@@ -107,7 +115,7 @@ def _solid(R: Tensor) -> Tensor:
 def dependent(R: DoubleFloat) -> Tensor:
     """Number of the first column that depends on those before it to 48 bits, or 0: [batch]."""
     diagonal = R.high.diagonal(dim1=-2, dim2=-1).abs()
-    least = R.shape[-1] * 8 * _EPS * _size(R.high)[..., 0]
+    least = R.shape[-1] * 8 * EPS * size_of(R.high)[..., 0]
     is_small = ~(diagonal > least)
     first = is_small.int().argmax(-1) + 1 if is_small.shape[-1] else is_small.sum(-1)
     return torch.where(is_small.any(-1), first, 0).int()
@@ -119,7 +127,7 @@ def solve(A: DoubleFloat, B: DoubleFloat) -> tuple[DoubleFloat, Tensor]:
     none = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
     if B.numel() == 0:
         return zeros(B.high), none
-    of_A, of_B = _exponent(A, -2, -1), _exponent(B, -2)
+    of_A, of_B = exponent_of(A, -2, -1), exponent_of(B, -2)
     A, B = scaled(A, -of_A), scaled(B, -of_B)
     found = _by_lu(A, B)
     X, info = (found, none) if found is not None else _by_qr(A, B)
@@ -133,14 +141,14 @@ def _by_lu(A: DoubleFloat, B: DoubleFloat) -> DoubleFloat | None:
     if is_eager() and not torch.equal(safe, U):
         return None
     X, last = zeros(B.high), torch.inf
-    steps = _MOST_STEPS if is_eager() else _BLIND_STEPS
+    steps = MOST_STEPS if is_eager() else BLIND_STEPS
     for _ in range(steps):
         rest = left(B, A, X).high
         step = trsm32(safe, trsm32(L, P.mT @ rest, unit_diagonal=True), lower=False)
         X = X + plain(step)  # type: ignore[assignment]
         if is_eager():
             size = float((step.abs().amax(-2) / _nonzero(X.high.abs().amax(-2))).max())
-            if size <= 2 * _EPS:
+            if size <= 2 * EPS:
                 return X
             if not size < last / 2:
                 return None
@@ -156,7 +164,7 @@ def _by_qr(A: DoubleFloat, B: DoubleFloat) -> tuple[DoubleFloat, Tensor]:
     Q, R, _ = qr(A)
     info = dependent(R)
     X = zeros(B.high)
-    for _ in range(_BLIND_STEPS):
+    for _ in range(BLIND_STEPS):
         step = triangular(R, Q.mT @ left(B, A, X), lower=False)  # type: ignore[arg-type]
         X = X + step  # type: ignore[assignment]
     return X, info
@@ -167,11 +175,11 @@ def augmented(
 ) -> tuple[DoubleFloat, DoubleFloat, Tensor]:
     """r and x with r + A x = b and A^T r = c, for M >= N, and info [batch]: least squares where c
     is zero, the smallest r with A^T r = c where b is."""
-    exponent = _exponent(A, -2, -1)
+    exponent = exponent_of(A, -2, -1)
     A, c = scaled(A, -exponent), scaled(c, -exponent)
     Q, R, _ = qr(A)
     r, x = zeros(b.high), zeros(c.high)
-    for _ in range(_BLIND_STEPS):
+    for _ in range(BLIND_STEPS):
         f, g = left(b, A, x, r), left(c, A.mT, r)  # type: ignore[arg-type]
         h = triangular(R.mT, g, lower=True)  # type: ignore[arg-type]
         d: DoubleFloat = Q.mT @ f - h  # type: ignore[assignment]
@@ -191,11 +199,11 @@ def cholesky(A: DoubleFloat) -> tuple[DoubleFloat, Tensor]:
     eye = identity(n, A.high)
     L32, info = _factor32(A.high)
     L, last = plain(L32), torch.inf
-    for _ in range(_MOST_STEPS if is_eager() else _BLIND_STEPS):
+    for _ in range(MOST_STEPS if is_eager() else BLIND_STEPS):
         rest = left(A, L, L.mT).high  # type: ignore[arg-type]
         E = trsm32(L.high, trsm32(L.high, rest).mT)
         E = (E + E.mT) / 2
-        is_near = _size(E) < 0.3
+        is_near = size_of(E) < 0.3
         G = E.tril() - torch.diag_embed(E.diagonal(dim1=-2, dim2=-1) / 2)
         if not (is_eager() and _is(is_near)):
             far, found = cholesky32(E + eye.high, check=False)
@@ -203,8 +211,8 @@ def cholesky(A: DoubleFloat) -> tuple[DoubleFloat, Tensor]:
             far = torch.where((info != 0)[..., None, None], eye.high, far)
             G = torch.where(is_near, G, far - eye.high)
         L = L + L @ plain(G)  # type: ignore[assignment]
-        size = float(_size(G).max()) if is_eager() and G.numel() else 0.0
-        if is_eager() and (size <= 2 * _EPS or not size < last):
+        size = float(size_of(G).max()) if is_eager() and G.numel() else 0.0
+        if is_eager() and (size <= 2 * EPS or not size < last):
             break
         last = size
     return scaled(L.tril(), half[..., :, None]), info  # type: ignore[arg-type]

@@ -42,8 +42,8 @@ class DoubleFloat(Tensor):
     `high` and `low`, which has 48 bits and the range of float32.
 
     It computes with + - * / and comparisons, `fma`, sqrt, exp, log, sum, mean, matmul, and with
-    `solve`, `cholesky`, `qr`, `lstsq`, `inv` and `trsm` of `metalcore.linalg`; torch's own names
-    for these work too. Gradients are DoubleFloats.
+    `solve`, `cholesky`, `qr`, `lstsq`, `inv`, `trsm`, `eigh`, `svd` and `pinv` of
+    `metalcore.linalg`; torch's own names for these work too. Gradients are DoubleFloats.
 
     Args:
         x: a tensor of any floating-point type, or numbers; of float64, the upper 48 bits are kept.
