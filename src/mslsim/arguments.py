@@ -253,3 +253,9 @@ def three(value: Any) -> tuple[int, int, int]:
 
 def copy_memory(target: int, source: int, size: int) -> None:
     ctypes.memmove(target, source, size)
+
+
+def same_memory(one: int, other: int, size: int) -> bool:
+    """Whether two pieces of memory hold the same bytes."""
+    a, b = (np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(p)) for p in (one, other))
+    return np.array_equal(a, b)

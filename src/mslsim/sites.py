@@ -36,6 +36,9 @@ _FILE = re.compile(
     r'^!(\d+) = !DIFile\(filename: "((?:[^"\\]|\\.)*)"(?:, directory: "((?:[^"\\]|\\.)*)")?'
 )
 _DEBUG = re.compile(r"!dbg !(\d+)")
+# A thread's own memory: variables on its stack, and what the machine passes to it.
+_OWN = re.compile(r"^  (%[\w.]+) = (?:alloca |getelementptr [^,]*, ptr (%[\w.]+),)")
+_WATCHED = re.compile(r"@__tsan_(?:unaligned_)?(?:read|write)\d+\(ptr (?:\w+ )*(%[\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,20 @@ class Locations:
         return next(((file, line) for file, line, _ in self.chain(number)), ("", 0))
 
 
+def _without_own(lines: list[str]) -> None:
+    """Drops the instrumentation of memory that no other thread can reach."""
+    own: set[str] = set()
+    for at, line in enumerate(lines):
+        if line.startswith("define"):
+            own = {"%0", "%1"} if " @msl_thread_" in line else set()
+        elif " = alloca " in line or " = getelementptr " in line:
+            match = _OWN.match(line)
+            if match and (match[2] is None or match[2] in own):
+                own.add(match[1])
+        elif "@__tsan_" in line and (match := _WATCHED.search(line)) and match[1] in own:
+            lines[at] = ""
+
+
 def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[Site]]:
     """IR with site numbers in place, and the table they index. Site 0 is an unknown position.
 
@@ -105,6 +122,7 @@ def add_sites(text: str, sources: Collection[str], own: str) -> tuple[str, list[
     counts as part of the lines that use it.
     """
     lines = text.split("\n")
+    _without_own(lines)
     known = Locations(lines, sources, own)
     calls: list[tuple[int, int, str]] = []
     chains: dict[str, tuple[tuple[str, int, int], ...]] = {}

@@ -248,6 +248,7 @@ INTEGER = {
     "hadd(a, b)": lambda a, b, c, t: (a + b) >> 1,
     "insert_bits(a, b, 1u, 4u)": lambda a, b, c, t: insert(a, b, t, 1, 4),
     "madhi(a, b, c)": lambda a, b, c, t: (a * b >> BITS[t]) + c,
+    "madsat(a, b, c)": lambda a, b, c, t: min(max(a * b + c, limits(t)[0]), limits(t)[1]),
     "max(a, b)": lambda a, b, c, t: max(a, b),
     "max3(a, b, c)": lambda a, b, c, t: max(a, b, c),
     "median3(a, b, c)": lambda a, b, c, t: sorted([a, b, c])[1],
@@ -262,9 +263,9 @@ INTEGER = {
     "select(a, b, a < c)": lambda a, b, c, t: b if a < c else a,
 }  # fmt: skip
 ON_VECTORS = ["abs(a)", "addsat(a, b)", "clz(a)", "ctz(a)", "hadd(a, b)", "madhi(a, b, c)",
-              "max(a, b)", "max3(a, b, c)", "median3(a, b, c)", "min(a, b)", "min3(a, b, c)",
-              "mulhi(a, b)", "popcount(a)", "reverse_bits(a)", "rhadd(a, b)", "rotate(a, b)",
-              "subsat(a, b)", "absdiff(a, b)"]  # fmt: skip
+              "madsat(a, b, c)", "max(a, b)", "max3(a, b, c)", "median3(a, b, c)", "min(a, b)",
+              "min3(a, b, c)", "mulhi(a, b)", "popcount(a)", "reverse_bits(a)", "rhadd(a, b)",
+              "rotate(a, b)", "subsat(a, b)", "absdiff(a, b)"]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -314,6 +315,11 @@ kernel void k(device const uint* x [[buffer(0)]], device float* o [[buffer(1)]],
     np.testing.assert_array_equal(back[same], x[same])
 
 
+def quad(v, i):
+    """The values of the lanes of i's quad."""
+    return v[i // 4 * 4 : i // 4 * 4 + 4]
+
+
 LANES = {
     "simd_sum(v)": lambda v, i: v.sum(),
     "simd_max(v)": lambda v, i: v.max(),
@@ -331,15 +337,42 @@ LANES = {
     "simd_shuffle_rotate_down(v, 3)": lambda v, i: v[(i + 3) % 32],
     "simd_shuffle_and_fill_up(v, w, 2)": lambda v, i: v[i - 2] if i >= 2 else v[30 + i],
     "simd_shuffle_and_fill_down(v, w, 2)": lambda v, i: v[i + 2] if i < 30 else v[i - 30],
-    "quad_sum(v)": lambda v, i: v[i // 4 * 4 : i // 4 * 4 + 4].sum(),
-    "quad_max(v)": lambda v, i: v[i // 4 * 4 : i // 4 * 4 + 4].max(),
-    "quad_broadcast(v, 2)": lambda v, i: v[i // 4 * 4 + 2],
+    "simd_shuffle_down(v, 2 * (i < 30))": lambda v, i: v[i + 2 * (i < 30)],
+    "simd_shuffle_up(v, 2 * (i > 1))": lambda v, i: v[i - 2 * (i > 1)],
+    "simd_is_first() + 2 * simd_all(v > 0) + 4 * simd_any(v == 0)": lambda v, i: 4 + (i == 0),
+    "popcount(uint(ulong(simd_ballot(v > 1)))) + simd_ballot(true).all()": (
+        lambda v, i: (v > 1).sum() + 1
+    ),
+    "quad_sum(v)": lambda v, i: quad(v, i).sum(),
+    "quad_product(v)": lambda v, i: np.prod(quad(v, i)),
+    "quad_max(v)": lambda v, i: quad(v, i).max(),
+    "quad_min(v)": lambda v, i: quad(v, i).min(),
+    "quad_prefix_inclusive_sum(v)": lambda v, i: quad(v, i)[: i % 4 + 1].sum(),
+    "quad_prefix_exclusive_sum(v)": lambda v, i: quad(v, i)[: i % 4].sum(),
+    "quad_prefix_inclusive_product(v)": lambda v, i: np.prod(quad(v, i)[: i % 4 + 1]),
+    "quad_prefix_exclusive_product(v)": lambda v, i: np.prod(quad(v, i)[: i % 4]),
+    "quad_broadcast(v, 2)": lambda v, i: quad(v, i)[2],
+    "quad_broadcast_first(v)": lambda v, i: quad(v, i)[0],
+    "quad_shuffle(v, i * 3 % 4)": lambda v, i: quad(v, i)[i * 3 % 4],
     "quad_shuffle_xor(v, 1)": lambda v, i: v[i ^ 1],
+    "quad_shuffle_down(v, i % 4 < 3)": lambda v, i: v[i + (i % 4 < 3)],
+    "quad_shuffle_up(v, i % 4 > 0)": lambda v, i: v[i - (i % 4 > 0)],
+    "quad_shuffle_rotate_down(v, 3)": lambda v, i: quad(v, i)[(i + 3) % 4],
+    "quad_shuffle_rotate_up(v, 3)": lambda v, i: quad(v, i)[(i - 3) % 4],
+    "quad_shuffle_and_fill_down(v, w, 1)": lambda v, i: quad(v, i)[(i + 1) % 4],
+    "quad_shuffle_and_fill_up(v, w, 1)": lambda v, i: quad(v, i)[(i - 1) % 4],
+    "quad_is_first() + 2 * quad_all(v > 1) + 4 * quad_any(v > 1)": (
+        lambda v, i: (i % 4 == 0) + 2 * (quad(v, i) > 1).all() + 4 * (quad(v, i) > 1).any()
+    ),
+    "uint(quad_ballot(v > 1))": lambda v, i: sum(int(b) << n for n, b in enumerate(quad(v, i) > 1)),
 }
 BITWISE = {
     "simd_and(v)": lambda v, i: np.bitwise_and.reduce(v),
     "simd_or(v)": lambda v, i: np.bitwise_or.reduce(v),
     "simd_xor(v)": lambda v, i: np.bitwise_xor.reduce(v),
+    "quad_and(v)": lambda v, i: np.bitwise_and.reduce(quad(v, i)),
+    "quad_or(v)": lambda v, i: np.bitwise_or.reduce(quad(v, i)),
+    "quad_xor(v)": lambda v, i: np.bitwise_xor.reduce(quad(v, i)),
 }
 
 

@@ -21,19 +21,18 @@ struct Bounds : Check {
     if (offset + bytes > high) high = offset + bytes;
   }
 
-  bool access(const Worker& w, const Access& a) {
-    const int64_t offset = static_cast<int64_t>(a.offset);
-    if (a.region != kArenaRegion) {
-      const Region& r = memory().regions[a.region];
-      if (offset >= 0 && a.offset + a.size <= r.bytes) return true;
-      record(found_at(w, kOutOfBounds, a));
-      return false;
-    }
-    bool inside = offset >= 0 && a.offset + a.size <= kArenaBytes;
-    for (uint32_t i = 0; inside && i < a.size; ++i) inside = valid[a.offset + i];
-    if (inside) return true;
-    record(found_at(w, kOutOfBounds, a));
+  MSL_INLINE bool access(const Worker& w, const Access& a) {
+    // What lies before a region has an offset that is larger than all.
+    const uint64_t bytes = memory().regions[a.region].bytes;
+    const bool inside = a.offset <= bytes && a.size <= bytes - a.offset;
+    if (inside && (a.region != kArenaRegion || all_ones(valid + a.offset, a.size))) return true;
+    miss(w, a);
     return false;
+  }
+
+ private:
+  __attribute__((noinline)) static void miss(const Worker& w, const Access& a) {
+    record(found_at(w, kOutOfBounds, a));
   }
 };
 

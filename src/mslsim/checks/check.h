@@ -22,7 +22,7 @@ struct Check {
   void launch_end(const Worker&) {}
   void group_begin(const Worker&) {}
   void group_end(const Worker&) {}
-  // False when the access must not be carried out.
+  // False when the access must not be carried out. Called for each, so it is kept short and inline.
   bool access(const Worker&, const Access&) { return true; }
   void threadgroup_barrier(const Worker&, int /*flags*/) {}
   void collective(const Worker&, unsigned /*simdgroup*/, int /*kind*/, int /*flags*/, uint32_t) {}
@@ -61,5 +61,15 @@ void* lazy_zeros(size_t bytes);
 // Part of the file that is shared with the host.
 void* shared_bytes(uint64_t file_offset, size_t bytes);
 void free_bytes(void* p, size_t bytes);
+
+// Whether each of `size` bytes is 1. Most accesses have a size that the compiler knows.
+MSL_INLINE bool all_ones(const uint8_t* at, uint32_t size) {
+  static const uint8_t ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  if (__builtin_constant_p(size)) return !__builtin_memcmp(at, ones, size);
+  for (uint32_t i = 0; i < size; ++i) {
+    if (!at[i]) return false;
+  }
+  return true;
+}
 
 }  // namespace msl

@@ -2,7 +2,7 @@
 // How much a kernel moves and how often it waits.
 #pragma once
 
-#include "check.h"
+#include "shadow.h"
 
 namespace msl {
 
@@ -11,10 +11,10 @@ struct Counters : Check {
   static constexpr unsigned kSampledGroups = 2;
   static constexpr uint32_t kTable = 1 << 16;
 
-  // One bit for each byte of a buffer.
-  uint8_t* seen[2][kRegions];
-  // Who last read each word of a buffer: group plus one, thread, site.
-  uint64_t* reader[kRegions];
+  // One bit for each byte of a buffer, set once written.
+  uint8_t* written[kRegions];
+  // Who last read each part of a buffer: group plus one, thread, site.
+  Shadow<uint64_t> readers[kRegions];
   // Sample of lines per simdgroup access: how often each lane was at each site, and the pairs of
   // (site, time) and (site, time, line) met so far.
   uint32_t* times = nullptr;
@@ -27,10 +27,8 @@ struct Counters : Check {
     for (unsigned i = 0; i < kRegions; ++i) {
       const Region& r = memory().regions[i];
       const bool watched = i != kArenaRegion && r.bound;
-      for (int k = 0; k < 2; ++k) {
-        seen[k][i] = watched ? static_cast<uint8_t*>(lazy_zeros(map_bytes(i))) : nullptr;
-      }
-      reader[i] = watched ? static_cast<uint64_t*>(lazy_zeros(reader_bytes(i))) : nullptr;
+      written[i] = watched ? static_cast<uint8_t*>(lazy_zeros(map_bytes(i))) : nullptr;
+      if (watched) readers[i].begin(r.bytes);
     }
     times = static_cast<uint32_t*>(lazy_zeros(times_bytes()));
     used = 0;
@@ -38,17 +36,15 @@ struct Counters : Check {
   void launch_end(const Worker&) {
     Session& s = *memory().session;
     for (unsigned i = 0; i < kRegions; ++i) {
-      for (int k = 0; k < 2; ++k) {
-        if (!seen[k][i]) continue;
-        uint64_t bits = 0;
-        for (size_t b = 0; b < map_bytes(i) / 8; ++b) {
-          bits += static_cast<uint64_t>(
-              __builtin_popcountll(reinterpret_cast<uint64_t*>(seen[k][i])[b]));
-        }
-        (k ? s.counts[i].distinct_written : s.counts[i].distinct_read) = bits;
-        free_bytes(seen[k][i], map_bytes(i));
+      if (!written[i]) continue;
+      uint64_t bits = 0;
+      for (size_t b = 0; b < map_bytes(i) / 8; ++b) {
+        bits +=
+            static_cast<uint64_t>(__builtin_popcountll(reinterpret_cast<uint64_t*>(written[i])[b]));
       }
-      if (reader[i]) free_bytes(reader[i], reader_bytes(i));
+      s.counts[i].distinct_written = bits;
+      free_bytes(written[i], map_bytes(i));
+      readers[i].end();
     }
     free_bytes(times, times_bytes());
   }
@@ -64,17 +60,19 @@ struct Counters : Check {
   void threadgroup_barrier(const Worker&, int) { ++memory().session->barriers; }
   void collective(const Worker&, unsigned, int, int, uint32_t) { ++memory().session->collectives; }
 
-  bool access(const Worker& w, const Access& a) {
+  MSL_INLINE bool access(const Worker& w, const Access& a) {
     Session& s = *memory().session;
     RegionCounts& c = s.counts[a.region];
     (a.writes ? c.written : c.read) += a.size;
     s.atomics += a.atomic;
-    if (uint8_t* map = seen[a.writes][a.region]) {
-      mark(map, a.offset, a.size);
-      if (!a.writes) count_fetched(w, a, c);
-      // The first simdgroup stands for the others of its group.
-      if (sampling && w.current < kSimdWidth) sample(w, a, s);
+    if (!written[a.region]) return true;
+    if (a.writes) {
+      mark(written[a.region], a.offset, a.size);
+    } else {
+      count_fetched(w, a, c);
     }
+    // The first simdgroup stands for the others of its group.
+    if (sampling && w.current < kSimdWidth) sample(w, a, s);
     return true;
   }
 
@@ -82,12 +80,9 @@ struct Counters : Check {
   static size_t map_bytes(unsigned region) {
     return (memory().regions[region].bytes / 8 + 16) / 8 * 8;
   }
-  static size_t reader_bytes(unsigned region) {
-    return (memory().regions[region].bytes / 4 + 4) * 8;
-  }
   static size_t times_bytes() { return size_t{kSimdWidth} * (memory().sites + 1) * 4; }
 
-  static void mark(uint8_t* map, uint64_t offset, uint32_t size) {
+  MSL_INLINE static void mark(uint8_t* map, uint64_t offset, uint32_t size) {
     if (offset % 8 + size <= 8) {
       map[offset / 8] |= static_cast<uint8_t>(((1u << size) - 1) << offset % 8);
     } else if ((offset | size) % 8 == 0) {
@@ -99,28 +94,24 @@ struct Counters : Check {
     }
   }
 
-  // Words another group has read are taken to be in the cache; those this group has read before are
-  // not, because it could have kept them. One word for all lanes of a simdgroup is one read.
-  void count_fetched(const Worker& w, const Access& a, RegionCounts& c) {
-    const uint64_t mine = uint64_t{w.group_index} + 1;
-    const uint64_t last = (a.offset + a.size - 1) / 4;
-    const uint32_t bytes = a.size < 4 ? a.size : 4;
-    for (uint64_t word = a.offset / 4; word <= last; ++word) {
-      uint64_t& who = reader[a.region][word];
-      const uint64_t group = who >> 32, thread = who >> 20 & 0xfff, site = who & 0xfffff;
-      const bool shared = group == mine && site == (a.site & 0xfffff) && thread !=
-                                               w.current&& thread / kSimdWidth ==
-                                               w.current / kSimdWidth;
-      if (shared) continue;
-      if (group == 0 || group == mine) c.fetched += bytes;
-      // Parts of a word are read one after the other; the last one stands for it.
-      if ((a.offset + a.size) % 4 == 0 || word < last) {
-        who = mine << 32 | uint64_t{w.current} << 20 | (a.site & 0xfffff);
-      }
+  // What another group has read is taken to be in the cache; what this group has read before is
+  // not, because it could have kept it. One place for all lanes of a simdgroup is one read.
+  MSL_INLINE void count_fetched(const Worker& w, const Access& a, RegionCounts& c) {
+    const uint64_t group = uint64_t{w.group_index} + 1;
+    const uint64_t mine = group << 32 | uint64_t{w.current} << 20 | (a.site & 0xfffff);
+    const auto cells = readers[a.region].of(a.offset, a.size);
+    const uint32_t bytes = readers[a.region].bytes_per_cell();
+    for (uint64_t& who : cells) {
+      // Another lane of the simdgroup, at the same site.
+      const uint64_t difference = who ^ mine;
+      if (difference && !(difference & ~(uint64_t{kSimdWidth - 1} << 20))) continue;
+      if (who == 0) c.distinct_read += bytes;
+      if (who == 0 || who >> 32 == group) c.fetched += bytes;
+      who = mine;
     }
   }
 
-  void sample(const Worker& w, const Access& a, Session& s) {
+  __attribute__((noinline)) void sample(const Worker& w, const Access& a, Session& s) {
     const uint64_t time = ++times[(w.current % kSimdWidth) * (memory().sites + 1) + a.site];
     const uint64_t key = (uint64_t{a.site} << 40 | time << 8 | a.region) * 2 + 1;
     s.sampled_accesses += add(accesses_met, key);

@@ -32,7 +32,7 @@ struct Observers {
     if (checks & kTraceThread) f(trace);
   }
 
-  bool access(const Worker& w, const Access& a) {
+  MSL_INLINE bool access(const Worker& w, const Access& a) {
     if ((checks & kCheckBounds) && !bounds.access(w, a)) return false;
     if (checks & kCheckRace) race.access(w, a);
     if (checks & kCheckUninitialized) uninitialized.access(w, a);

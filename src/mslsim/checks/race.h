@@ -8,7 +8,7 @@
 // same value are let pass. A barrier that stands between two accesses and orders nothing is told.
 #pragma once
 
-#include "check.h"
+#include "shadow.h"
 
 namespace msl {
 
@@ -32,14 +32,7 @@ struct Race : Check {
   static constexpr unsigned kEpochShift = 13;
   static constexpr uint32_t kEpochMask = (1u << (32 - kEpochShift)) - 1;
 
-  // Cells cover 2^shift bytes: as coarse as the accesses allow.
-  struct Shadow {
-    Cell* cells;
-    unsigned shift;
-    uint64_t bytes;
-    uint64_t low, high;  // bytes touched so far
-  };
-  Shadow shadows[kRegions];
+  Shadow<Cell> shadows[kRegions];
   uint32_t clock;        // current interval
   uint32_t group_first;  // first interval of the current group
   // Of device [0] and threadgroup [1] memory: the interval since which nothing orders it, the
@@ -93,16 +86,13 @@ struct Race : Check {
     for (unsigned i = 0; i < kRegions; ++i) {
       const Region& r = memory().regions[i];
       const bool watched = i == kArenaRegion || (r.bound && !r.read_only);
-      shadows[i] = {nullptr, 4, i == kArenaRegion ? kArenaBytes : r.bytes, ~0ull, 0};
-      if (watched) shadows[i].cells = allocate(shadows[i]);
+      if (watched) shadows[i].begin(r.bytes);
     }
   }
 
   void launch_end(const Worker&) {
     settle();
-    for (Shadow& s : shadows) {
-      if (s.cells) free_bytes(s.cells, cell_bytes(s));
-    }
+    for (Shadow<Cell>& s : shadows) s.end();
     free_bytes(notes, note_room * sizeof(GroupNote));
   }
 
@@ -144,19 +134,14 @@ struct Race : Check {
     if ((flags & 1) && scope == 3) notes[note_count - 1].fenced = true;
   }
 
-  bool access(const Worker& w, const Access& a) {
+  MSL_INLINE bool access(const Worker& w, const Access& a) {
     settle();
-    Shadow& s = shadows[a.region];
-    if (!s.cells) return true;
-    while (s.shift > 0 && ((a.offset | a.size) & ((1u << s.shift) - 1))) refine(s, a);
-    if (a.offset < s.low) s.low = a.offset;
-    if (a.offset + a.size > s.high) s.high = a.offset + a.size;
+    Shadow<Cell>& s = shadows[a.region];
+    if (!s.is_on()) return true;
     const int space = a.region == kArenaRegion;
     const uint32_t mine =
         w.current | (a.atomic ? kAtomic : 0) | epoch[w.current / 32] << kEpochShift;
-    const uint64_t end = (a.offset + a.size - 1) >> s.shift;
-    for (uint64_t i = a.offset >> s.shift; i <= end; ++i) {
-      Cell& c = s.cells[i];
+    for (Cell& c : s.of(a.offset, a.size)) {
       if (!ordered(c.write, mine, space)) report(w, a, c.write, 2);
       if (a.writes) {
         if (!ordered(c.read, mine, space)) report(w, a, c.read, 0);
@@ -308,24 +293,6 @@ struct Race : Check {
     uint64_t value = 0;
     if (size <= sizeof(value)) __builtin_memcpy(&value, address, size);
     return value;
-  }
-
-  static size_t cell_bytes(const Shadow& s) { return ((s.bytes >> s.shift) + 2) * sizeof(Cell); }
-  static Cell* allocate(const Shadow& s) { return static_cast<Cell*>(lazy_zeros(cell_bytes(s))); }
-
-  // Makes cells small enough for `a`, keeping what is known.
-  static void refine(Shadow& s, const Access& a) {
-    Shadow fine = s;
-    while (fine.shift > 0 && ((a.offset | a.size) & ((1u << fine.shift) - 1))) --fine.shift;
-    fine.cells = allocate(fine);
-    const unsigned step = s.shift - fine.shift;
-    if (s.low < s.high) {
-      for (uint64_t i = s.low >> fine.shift; i <= (s.high - 1) >> fine.shift; ++i) {
-        fine.cells[i] = s.cells[i >> step];
-      }
-    }
-    free_bytes(s.cells, cell_bytes(s));
-    s = fine;
   }
 };
 

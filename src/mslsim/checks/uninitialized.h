@@ -30,21 +30,24 @@ struct Uninitialized : Check {
     for (size_t i = 0; i < high; ++i) written[kArenaRegion][i] = 0;
     high = 0;
   }
-  bool access(const Worker& w, const Access& a) {
+  MSL_INLINE bool access(const Worker& w, const Access& a) {
     uint8_t* at = written[a.region];
     // An access outside is for another check to tell.
     if (!at || a.offset + a.size > memory().regions[a.region].bytes) return true;
     at += a.offset;
     if (a.writes) {
       // An atomic update reads too, but what it starts from is checked by a plain read as well.
-      for (uint32_t i = 0; i < a.size; ++i) at[i] = 1;
+      __builtin_memset(at, 1, a.size);
       if (a.region == kArenaRegion && a.offset + a.size > high) high = a.offset + a.size;
       return true;
     }
-    bool all = true;
-    for (uint32_t i = 0; i < a.size; ++i) all = all && at[i];
-    if (!all && !w.stopped()) record(found_at(w, kUninitialized, a));
+    if (!all_ones(at, a.size)) miss(w, a);
     return true;
+  }
+
+ private:
+  __attribute__((noinline)) static void miss(const Worker& w, const Access& a) {
+    if (!w.stopped()) record(found_at(w, kUninitialized, a));
   }
 };
 

@@ -20,6 +20,10 @@ bool run_grid(Launch& launch);
 void* lazy_zeros(size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kLazyMemory, -1, 0);
   if (p == MAP_FAILED) abort();
+#ifdef MADV_HUGEPAGE
+  // Far fewer faults.
+  madvise(p, bytes, MADV_HUGEPAGE);
+#endif
   return p;
 }
 void* shared_bytes(uint64_t file_offset, size_t bytes) {
@@ -94,13 +98,12 @@ MSL_INLINE void touch(const volatile void* address, uint32_t size, bool writes, 
   Memory& m = memory();
   Observers& o = observers();
   m.session->site = site;
-  settle_stray();
-  if (!o.watching) return;
   const char* p = const_cast<const char*>(static_cast<const volatile char*>(address));
   const uint64_t distance = static_cast<uint64_t>(p - m.base);
   // Elsewhere lie the thread's own memory and the constants of the program.
   const uint64_t region = distance >> kSlotShift;
-  if (region >= kRegions) return;
+  if (region >= m.watched) return;
+  settle_stray();
   const uint64_t offset = distance - (region << kSlotShift) - kSlotBytes / 2;
   const Access a{offset, size, site, static_cast<uint32_t>(region), writes, atomic};
   if (o.access(here(), a)) return;
@@ -114,6 +117,7 @@ bool run_guarded(Launch& launch, bool watch) {
   if (!w || !reserve_stacks()) abort();
   w->prepare(launch, 0);
   o.watching = watch;
+  memory().watched = watch ? kRegions : 0;
   o.launch_begin(*w);
   bool completed = false;
   if (sigsetjmp(g_host, 1) == 0) {
@@ -124,6 +128,7 @@ bool run_guarded(Launch& launch, bool watch) {
   forget_strays();
   o.launch_end(*w);
   o.watching = false;
+  memory().watched = 0;
   return completed;
 }
 

@@ -36,6 +36,12 @@ using msl_product_of =
     return t((P(a) * P(b)) >> (sizeof(t) * 8));                                                   \
   }                                                                                               \
   inline constexpr t madhi(t a, t b, t c) { return t(mulhi(a, b) + c); }                          \
+  inline constexpr t madsat(t a, t b, t c) {                                                      \
+    using P = msl_product_of<t>;                                                                  \
+    const P all = P(a) * P(b) + P(c);                                                             \
+    const P low = numeric_limits<t>::min(), high = numeric_limits<t>::max();                      \
+    return t(all < low ? low : all > high ? high : all);                                          \
+  }                                                                                               \
   inline constexpr t hadd(t a, t b) { return t((a & b) + ((a ^ b) >> 1)); }                       \
   inline constexpr t rhadd(t a, t b) { return t((a | b) - ((a ^ b) >> 1)); }                      \
   inline constexpr t rotate(t a, t b) {                                                           \
@@ -134,6 +140,7 @@ inline vec<T, N> insert_bits(vec<T, N> a, vec<T, N> part, uint offset, uint bits
 MSL_VECTOR_2(hadd)
 MSL_VECTOR_2(rhadd)
 MSL_VECTOR_3(madhi)
+MSL_VECTOR_3(madsat)
 MSL_VECTOR_2(mulhi)
 MSL_VECTOR_2(rotate)
 MSL_VECTOR_2(addsat)

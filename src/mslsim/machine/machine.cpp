@@ -11,8 +11,6 @@
 #include "fiber.h"
 #include "hooks.h"
 
-#define MSL_INLINE inline __attribute__((always_inline))
-
 namespace msl {
 namespace {
 
@@ -201,8 +199,8 @@ MSL_INLINE void Worker::yield() {
   const unsigned me = current;
   const uint32_t ready = simdgroups[me / 32].ready;
   unsigned thread;
-  if (__builtin_expect(order_ == kAscending && ready, 1)) {
-    thread = me / 32 * 32 + static_cast<unsigned>(__builtin_ctz(ready));
+  if (__builtin_expect(order_ != kRandom && ready, 1)) {
+    thread = me / 32 * 32 + choose(ready);
   } else {
     thread = next();
     if (thread == kNone) abandon();
@@ -247,11 +245,10 @@ inline uint32_t Worker::random() {
 MSL_INLINE unsigned Worker::choose(uint32_t mask) {
   if (__builtin_expect(order_ == kAscending, 1)) return static_cast<unsigned>(__builtin_ctz(mask));
   if (order_ == kDescending) return 31u - static_cast<unsigned>(__builtin_clz(mask));
-  for (unsigned skip = random() % static_cast<unsigned>(__builtin_popcount(mask)); skip > 0;
-       --skip) {
-    mask &= mask - 1;
-  }
-  return static_cast<unsigned>(__builtin_ctz(mask));
+  // The first one from some bit on.
+  const unsigned from = random() % 32;
+  const uint32_t turned = mask >> from | mask << (-from % 32);
+  return (static_cast<unsigned>(__builtin_ctz(turned)) + from) % 32;
 }
 
 // The thread to run now, after serving whatever can be served; kNone when the group is finished or

@@ -8,6 +8,8 @@
 
 #include "abi.h"
 
+#define MSL_INLINE inline __attribute__((always_inline))
+
 namespace msl {
 
 constexpr unsigned kNone = ~0u;

@@ -165,6 +165,8 @@ struct Memory {
   Session* session = nullptr;
   int file = -1;
   uint32_t sites = 0;
+  // Regions whose accesses are looked at: none of them while only results matter.
+  uint32_t watched = 0;
 };
 
 inline Memory g_memory;

@@ -129,10 +129,16 @@ MSL_UNWATCHED void msl_serve_shuffle(msl::Collective* c) {
     }
   }
 }
-template <typename T>
+template <typename T, int width>
 MSL_UNWATCHED void msl_serve_first(msl::Collective* c) {
-  const T first = *static_cast<T*>(c->value[__builtin_ctz(c->mask)]);
-  MSL_LANES(c) * static_cast<T*>(c->value[i]) = first;
+  T first{};
+  int known = -1;  // whose first one it is
+  MSL_LANES(c) {
+    T* value = static_cast<T*>(c->value[i]);
+    if (i / width != known) first = *value;
+    known = i / width;
+    *value = first;
+  }
 }
 struct msl_ballot {
   uint mine, yes, active;
@@ -215,7 +221,7 @@ MSL_LANE_VALUE inline T simd_shuffle_and_fill_up(T x, T fill, ushort d, ushort m
   const T filled = msl_ask(fill, source + modulo, msl_serve_shuffle<T, true>);
   return source >= first ? own : filled;
 }
-MSL_LANE_VALUE inline T simd_broadcast_first(T x) { return msl_ask(x, 0, msl_serve_first<T>); }
+MSL_LANE_VALUE inline T simd_broadcast_first(T x) { return msl_ask(x, 0, msl_serve_first<T, 32>); }
 
 #define MSL_QUAD_BASE int(msl_lane() & ~3u)
 // Outside the quad the source does not exist.
@@ -235,16 +241,33 @@ MSL_LANE_VALUE inline T quad_shuffle_down(T x, ushort d) {
 MSL_LANE_VALUE inline T quad_shuffle_up(T x, ushort d) {
   return msl_ask(x, msl_in_quad(int(msl_lane() & 3) - d), msl_serve_shuffle<T, true>);
 }
+MSL_LANE_VALUE inline T quad_shuffle_rotate_down(T x, ushort d) {
+  return msl_ask(x, msl_in_quad((msl_lane() + d) & 3), msl_serve_shuffle<T, false>);
+}
+MSL_LANE_VALUE inline T quad_shuffle_rotate_up(T x, ushort d) {
+  return msl_ask(x, msl_in_quad((msl_lane() - d) & 3), msl_serve_shuffle<T, false>);
+}
+MSL_LANE_VALUE inline T quad_shuffle_and_fill_down(T x, T fill, ushort d, ushort modulo = 4) {
+  return simd_shuffle_and_fill_down(x, fill, d, modulo);
+}
+MSL_LANE_VALUE inline T quad_shuffle_and_fill_up(T x, T fill, ushort d, ushort modulo = 4) {
+  return simd_shuffle_and_fill_up(x, fill, d, modulo);
+}
+MSL_LANE_VALUE inline T quad_broadcast_first(T x) { return msl_ask(x, 0, msl_serve_first<T, 4>); }
 #undef MSL_QUAD_BASE
 
-struct simd_vote {
-  using vote_t = ulong;
-  ulong bits;
-  constexpr explicit simd_vote(ulong b = 0) : bits(b) {}
-  constexpr explicit operator ulong() const { return bits; }
-  constexpr bool all() const { return bits == 0xffffffffull; }
+template <typename T, ulong every>
+struct msl_vote {
+  using vote_t = T;
+  T bits;
+  constexpr explicit msl_vote(T b = 0) : bits(b) {}
+  constexpr explicit operator T() const { return bits; }
+  constexpr bool all() const { return bits == T(every); }
   constexpr bool any() const { return bits != 0; }
 };
+using simd_vote = msl_vote<ulong, 0xffffffff>;
+using quad_vote = msl_vote<uint, 15>;
+inline uint msl_of_quad(uint lanes) { return lanes >> (msl_lane() & ~3u) & 15; }
 inline simd_vote simd_ballot(bool b) { return simd_vote(msl_ask_ballot(b).yes); }
 inline bool simd_any(bool b) { return msl_ask_ballot(b).yes != 0; }
 inline bool simd_all(bool b) {
@@ -255,12 +278,18 @@ inline simd_vote simd_active_threads_mask() { return simd_vote(msl_ask_ballot(tr
 inline bool simd_is_first() {
   return int(msl_lane()) == __builtin_ctz(msl_ask_ballot(true).active);
 }
-inline bool quad_any(bool b) { return msl_ask_ballot(b).yes >> (msl_lane() & ~3u) & 15; }
+inline quad_vote quad_ballot(bool b) { return quad_vote(msl_of_quad(msl_ask_ballot(b).yes)); }
+inline bool quad_any(bool b) { return quad_ballot(b).any(); }
 inline bool quad_all(bool b) {
   const msl_ballot r = msl_ask_ballot(b);
-  return !((r.yes ^ r.active) >> (msl_lane() & ~3u) & 15);
+  return !msl_of_quad(r.yes ^ r.active);
+}
+inline quad_vote quad_active_threads_mask() { return quad_ballot(true); }
+inline bool quad_is_first() {
+  return int(msl_lane() & 3) == __builtin_ctz(uint(quad_active_threads_mask()));
 }
 inline bool simd_is_helper_thread() { return false; }
+inline bool quad_is_helper_thread() { return false; }
 
 template <typename T>
 using uniform = T;
