@@ -55,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links that leave docs/ lead to a page, or are no links."""
+    """Links that leave docs/ lead to a page, or are names of files."""
 
     def target(match: re.Match[str]) -> str:
         label, link = match.groups()
@@ -64,7 +64,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         path, hash_, anchor = link.removeprefix("../").partition("#")
         if path in PAGES:
             return f"{label}({PAGES[path]}{hash_}{anchor})"
-        return f"{label[1:-1]} (`{path}`)"
+        return f"`{path}`"
 
     if page.url.startswith("api/"):
         return markdown
