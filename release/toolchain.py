@@ -4,11 +4,13 @@ names of torch and of macOS's C++ library from stubs made here."""
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import ziglang
+
+ZIG = Path(ziglang.__file__).with_name("zig")
 # libc++'s headers for macOS as Apple has it: nothing that came after 14.0.
 _MACOS_FLAGS = (
     "-U_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS -D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1 "
@@ -58,7 +60,6 @@ def make(
     if not include.exists():
         include.symlink_to(torch / "include")
     compiler = folder / "c++"
-    zig = f"{sys.executable} -m ziglang"
     if target.is_macos:
         _text_stub(lib / "libtorch_cpu.tbd", "@rpath/libtorch_cpu.dylib", torch_names)
         cxx = folder / "libc++.tbd"
@@ -66,18 +67,18 @@ def make(
         # Left to itself, zig links a second C++ library into ours.
         link = (
             'for a in "$@"; do shift; [ "$a" = -bundle ] && a=-shared; set -- "$@" "$a"; done\n'
-            f"exec {zig} cc -target {target.triple} -Wl,-install_name,@rpath/metalcore.so {cxx}"
+            f"exec {ZIG} cc -target {target.triple} -Wl,-install_name,@rpath/metalcore.so {cxx}"
         )
         flags = _MACOS_FLAGS
     else:
         _shared_stub(target, lib / "libtorch_cpu.so")
         # the library is needed by name, though the stub has none of its symbols
-        link = f"exec {zig} c++ -target {target.triple} -Wl,--no-as-needed"
+        link = f"exec {ZIG} c++ -target {target.triple} -Wl,--no-as-needed"
         flags = ""
     link += " -s"  # no debug information
     compiler.write_text(
         "#!/bin/sh\n"
-        f'case " $* " in *" -c "*|*" -E "*) exec {zig} c++ -target {target.triple} {flags} "$@";; '
+        f'case " $* " in *" -c "*|*" -E "*) exec {ZIG} c++ -target {target.triple} {flags} "$@";; '
         f'esac\n{link} "$@"\n'
     )
     compiler.chmod(0o755)
@@ -118,6 +119,6 @@ def _shared_stub(target: Target, file: Path) -> None:
     """An empty library: what is linked with it needs it, whatever it takes from it."""
     source = file.with_suffix(".c")
     source.write_text("")
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", target.triple, "-shared"]
+    command = [str(ZIG), "cc", "-target", target.triple, "-shared"]
     command += ["-nostdlib", f"-Wl,-soname,{file.name}", "-o", str(file), str(source)]
     subprocess.run(command, check=True)

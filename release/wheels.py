@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from functools import reduce
 from pathlib import Path
 
 import macho
@@ -21,8 +20,12 @@ from toolchain import TARGETS, Target
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/wheels"
 DIST = ROOT / "dist"
-# One of each minor version that is served; the newest is added.
+# One of each minor version that is served.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+# Of the C++ library beside what torch uses: members of a class that every libc++ exports whole.
+_ISTREAM = {
+    f"__ZNSt3__113basic_istreamIcNS_11char_traitsIcEEE{m}" for m in ("4peekEv", "rsERd", "rsERx")
+}
 
 
 def main() -> None:
@@ -49,6 +52,7 @@ def build_wheel(target: Target, sets: str | None = None) -> Path:
     torch = Path(sysconfig.get_path("purelib"), "torch")
     torch_names, cxx_names = macos_names() if target.is_macos else (set(), set())
     arguments = toolchain.make(target, folder, torch, torch_names, cxx_names)
+    arguments += ["-DMETALCORE_WERROR=ON"]
     arguments += [f"-DMETALCORE_SETS={sets.replace(',', ';')}"] if sets else []
     _remove(DIST, f"metalcore_torch-*{target.platform}.whl")
     settings = {
@@ -78,7 +82,7 @@ def macos_names() -> tuple[set[str], set[str]]:
     libraries = [macos_torch(version) for version in TORCHES]
     exported = [{n for n in lib.exports if re.match("_(aoti_)?torch_", n)} for lib in libraries]
     used = [{i.name for i in lib.imports if "libc++" in i.library} for lib in libraries]
-    return reduce(set.__and__, exported), reduce(set.__or__, used)
+    return set.intersection(*exported), _ISTREAM.union(*used)
 
 
 def macos_torch(version: str) -> macho.Library:
