@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Products with weights of 4 bits by others: the same numbers, in the form that each wants.
 
-Each takes blocks of q4_0, whose values are (q - 8) * scale for 32 neighbours.
+Each takes blocks of q4_0, whose values are (q - 8) * scale for 32 neighbours; ggml, of any type.
 """
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,3 +69,74 @@ def onnxruntime(x: Tensor, blocks: Tensor, *_: Tensor) -> Function:
     )
     given = {"x": x.float().numpy()}
     return lambda *_: torch.from_numpy(session.run(None, given)[0])
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("memory", ctypes.c_void_p),
+        ("without_data", ctypes.c_bool),
+    )
+
+
+class _Ggml:
+    """The functions of ggml's C interface, in the libraries that llama-cpp-python brings."""
+
+    def __init__(self) -> None:
+        import llama_cpp
+
+        folder = Path(llama_cpp.__file__).parent / "lib"
+        self._libraries = [ctypes.CDLL(str(p)) for p in sorted(folder.glob("libggml*.so"))]
+
+    def __getattr__(self, name: str) -> Any:
+        """A function that takes and returns pointers and whole numbers."""
+        function = next(f for f in (getattr(x, name, None) for x in self._libraries) if f)
+
+        def call(*args: Any) -> Any:
+            wide = [ctypes.c_int64(a) if isinstance(a, int) else a for a in args]
+            function.restype = ctypes.c_void_p
+            found = function(*wide)
+            return found if found is None else ctypes.c_void_p(found)
+
+        return call
+
+
+def ggml(type: int, x: Tensor, blocks: Tensor, *_: Tensor) -> Function:
+    """llama.cpp's product: weights rearranged where it has a kernel for that, 8-bit activations."""
+    lib = _Ggml()
+    (M, K), N = x.shape, len(blocks)
+
+    def context() -> Any:
+        return lib.ggml_init(_Parameters(1 << 20, None, without_data=True))
+
+    def fill(tensor: Any, data: Tensor) -> None:
+        lib.ggml_backend_tensor_set(tensor, ctypes.c_void_p(data.data_ptr()), 0, data.nbytes)
+
+    backend = lib.ggml_backend_cpu_init()
+    lib.ggml_backend_cpu_set_n_threads(backend, torch.get_num_threads())
+    device = lib.ggml_backend_get_device(backend)
+    extra = lib.ggml_backend_reg_get_proc_address(
+        lib.ggml_backend_dev_backend_reg(device), b"ggml_backend_dev_get_extra_bufts"
+    )
+    places = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(extra.value)(device)
+
+    weights = context()
+    w = lib.ggml_new_tensor_2d(weights, type, K, N)
+    lib.ggml_backend_alloc_ctx_tensors_from_buft(weights, ctypes.c_void_p(places[0]))
+    fill(w, blocks)
+    work = context()
+    given = lib.ggml_new_tensor_2d(work, 0, K, M)
+    found = lib.ggml_mul_mat(work, w, given)
+    graph = lib.ggml_new_graph(work)
+    lib.ggml_build_forward_expand(graph, found)
+    lib.ggml_backend_alloc_ctx_tensors(work, backend)
+    fill(given, x.float())
+    data = (ctypes.c_float * (M * N)).from_address(lib.ggml_get_data(found).value)
+    y = torch.frombuffer(data, dtype=torch.float32).view(M, N)
+    compute = lib.ggml_backend_graph_compute
+
+    def run(*_: Tensor) -> Tensor:
+        compute(backend, graph)
+        return y
+
+    return run

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.matmul_ggml import matmul_ggml, pack_ggml
 from metalcore.ops.quant.quantize_ggml import dequantize_ggml, quantize_ggml
 
@@ -34,20 +35,22 @@ def _torch(x: Tensor, blocks: Tensor, tiles: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.mT
 
 
-_FOUR_BITS: dict[str, Function | Built] = {
-    "torch": _torch,
-    "torch int4": Built(four_bits.torch_int4),
-    "onnxruntime": Built(four_bits.onnxruntime),
-}
+def _peers(type: str, activation: str) -> dict[str, Function | Built]:
+    peers: dict[str, Function | Built] = {"torch": _torch}
+    if activation == "int8":
+        peers["ggml"] = Built(partial(four_bits.ggml, FORMATS[type].id))
+        if type == "q4_0":
+            peers["torch int4"] = Built(four_bits.torch_int4)
+            peers["onnxruntime"] = Built(four_bits.onnxruntime)
+    return peers
 
 
 def _bench(type: str, activation: str, dtypes: tuple[torch.dtype, ...]) -> Bench:
-    is_auto = activation == "auto"
     return Bench(
         op="quant/matmul_ggml",
-        kind=type if is_auto else f"{type}, {activation}",
+        kind=type if activation == "auto" else f"{type}, {activation}",
         run=partial(_run, type, activation),
-        peers={"torch": _torch} if is_auto else _FOUR_BITS,
+        peers=_peers(type, activation),
         inputs=partial(_inputs, type),
         sweep=tuple({"M": m, "N": 4096, "K": 4096} for m in (1, 4, 16, 64, 256)),
         dtypes=dtypes,
@@ -66,5 +69,5 @@ BENCHES = (
         _bench(type, "auto", (torch.float32, torch.bfloat16))
         for type in ("q4_0", "q4_K", "q6_K", "q8_0")
     ),
-    _bench("q4_0", "int8", (torch.bfloat16,)),
+    *(_bench(type, "int8", (torch.bfloat16,)) for type in ("q4_0", "q4_K")),
 )
