@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .library import Kernel, Library, compile_shader, run
     from .memory import uninitialized
     from .profiling import Profile, profile
+    from .render import render
     from .report import CompileError, Finding, KernelError, LaunchError, Report
     from .steps import Step
     from .texture import Sampler
@@ -33,6 +34,7 @@ __all__ = [
     "fits",
     "lint",
     "profile",
+    "render",
     "run",
     "trace",
     "uninitialized",
@@ -45,6 +47,7 @@ _HOME = {
     "Fit": "fit",
     "Sampler": "texture",
     "Step": "steps",
+    "render": "render",
     "trace": "tracing",
     **dict.fromkeys(("Kernel", "Library", "compile_shader", "run"), "library"),
     **dict.fromkeys(("Profile", "profile"), "profiling"),

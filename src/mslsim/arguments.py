@@ -17,6 +17,7 @@ BUFFERS = 31
 MAX_THREADS = 1024
 MAX_THREADGROUP_BYTES = 32 * 1024
 MAX_GRID = 2**32 - 1
+TENSOR = 16
 
 _UNSIGNED = {"uint", "uint32_t", "ushort", "uint16_t", "uchar", "uint8_t", "unsigned"}
 
@@ -160,7 +161,7 @@ class Row:
     size: int
     read_only: bool
     is_reference: bool
-    number: int  # 1: an integer, 2: a real, 0: anything else
+    number: int  # 1: an integer, 2: a real, TENSOR and its axes, 0: anything else
     is_constant: bool  # in the constant address space
     is_unsigned: bool
     declared: str

@@ -10,6 +10,7 @@ from typing import Any
 from . import isolated, native
 from .arguments import (
     MAX_THREADGROUP_BYTES,
+    TENSOR,
     Encoded,
     Row,
     check_arguments,
@@ -24,7 +25,7 @@ from .process import Died
 from .report import CompileError, Finding, KernelError, LaunchError, Report
 from .static import ALWAYS_STARTS, findings_of
 from .steps import thread_at
-from .structs import add_struct
+from .structs import add_struct, add_tensor
 from .texture import Sampler, add_images
 from .worker import Launch
 
@@ -263,8 +264,13 @@ class Kernel:
             raise ValueError("without_barrier_at asks the race check, which is off")
         if order not in native.ORDERS:
             raise ValueError(f"order must be one of {sorted(native.ORDERS)}, got {order!r}")
-        encoded = encode(self.name, args, arg_casts)
-        self._add_structs(encoded, args)
+        tensors = {r.index: r for r in self._table() if r.number > TENSOR}
+        plain = [None if i in tensors else value for i, value in enumerate(args)]
+        encoded = encode(self.name, plain, arg_casts)
+        self._add_structs(encoded, plain)
+        for index, row in tensors.items():
+            if index < len(args) and args[index] is not None:
+                add_tensor(encoded, row, f"{self.name}: {row.label}", args[index])
         images = add_images(encoded, self.name, self._images, textures or {}, samplers or {})
         if threads is None:
             threads = _elements(self.name, args)

@@ -26,6 +26,8 @@ _BLOCKING = (
     "msl_threadgroup_memory",
     "msl_lane",
     "msl_thread",
+    "msl_discard",
+    "msl_discarded",
     "msl_log",
 )
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Packs a Python dict as a struct of the kernel's source; arrays in it become pointers."""
+"""Packs a Python dict as a struct of the kernel's source; arrays in it become pointers. A tensor of
+Metal 4 is a struct of the machine's."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import Block, Bound, Encoded, Pointer
-from .memory import extent, is_tensor
+from .arguments import TENSOR, Block, Bound, Encoded, Pointer, Row
+from .memory import Uninitialized, extent, is_tensor
 
 Structs = Mapping[str, Sequence[tuple[str, str, int]]]
 
@@ -21,6 +22,8 @@ _NUMBERS = {
     "int": "i4", "int32_t": "i4", "uint": "u4", "uint32_t": "u4", "float": "f4",
     "long": "i8", "int64_t": "i8", "ulong": "u8", "uint64_t": "u8", "size_t": "u8",
 }  # fmt: skip
+# Room of msl::TensorHeader.
+_TENSOR_AXES = 16
 _VECTOR = re.compile(r"(packed_)?([a-z]+)([234])$")
 
 
@@ -98,6 +101,32 @@ def _fill(
             padded = np.zeros((max(1, count), inner.size // dtype.itemsize), dtype)
             padded[:, : inner.count] = numbers
             memory[at:end] = padded.view(np.uint8).reshape(-1)
+
+
+def add_tensor(encoded: Encoded, row: Row, what: str, given: Any) -> None:
+    """Adds an array for a tensor parameter, as msl::TensorHeader has it: innermost axis first."""
+    value = given.array if isinstance(given, Uninitialized) else given
+    if is_tensor(value):
+        item, strides = value.element_size(), [n * value.element_size() for n in value.stride()]
+    elif isinstance(value, np.ndarray):
+        item, strides = value.itemsize, list(value.strides)
+    else:
+        raise TypeError(f"{what} is a tensor, which takes an array, got {type(value).__name__}")
+    rank = row.number - TENSOR
+    if (len(value.shape), item) != (rank, row.size):
+        raise TypeError(
+            f"{what} has {rank} axes and elements of {row.size} bytes, "
+            f"got shape {tuple(value.shape)} of {value.dtype}"
+        )
+    header = np.zeros(1 + 2 * _TENSOR_AXES, np.int64)
+    header[1 : 1 + rank] = value.shape[::-1]
+    header[1 + _TENSOR_AXES :][:rank] = [n // item for n in strides[::-1]]
+    block = Block(header.ctypes.data, header.nbytes, row.index, header)
+    encoded.blocks.append(block)
+    encoded.bound.append(Bound(row.index, block, 0))
+    _point(encoded, block, 0, row.label, value)
+    if isinstance(given, Uninitialized):
+        encoded.pointers[-1].target.written = given.written
 
 
 def _point(encoded: Encoded, block: Block, at: int, what: str, value: Any) -> None:

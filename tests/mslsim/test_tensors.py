@@ -193,3 +193,57 @@ def test_the_product_that_mlx_has_for_neural_accelerators(name, transposed):
     )
     tolerance = 1e-5 if name == "float" else 2e-2
     np.testing.assert_allclose(d.astype(np.float64), exact, atol=tolerance, rtol=tolerance)
+
+
+def normal(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float16)
+
+
+HOST = """
+kernel void product(tensor<device half, dextents<int32_t, 2>> a [[buffer(0)]],
+                    tensor<device half, dextents<int32_t, 2>> b [[buffer(1)]],
+                    tensor<device float, dextents<int32_t, 2>, tensor_handle> c [[buffer(2)]],
+                    constant float& scale [[buffer(3)]], uint2 g [[threadgroup_position_in_grid]],
+                    ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr auto d = matmul2d_descriptor(16, 32, static_cast<int>(dynamic_extent));
+  matmul2d<d, execution_simdgroup> op;
+  auto mine = c.slice(g.x * 32, g.y * 16);
+  auto rows = a.slice(0, g.y * 16);
+  auto columns = b.slice(g.x * 32, 0);
+  op.run(rows, columns, mine);
+  simdgroup_barrier(mem_flags::mem_device);
+  for (int i = lane; i < min(32, mine.get_extent(0)); i += 32) {
+    for (int j = 0; j < min(16, mine.get_extent(1)); ++j) mine.at(i, j) *= scale;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("checks", ["none", "all"])
+def test_the_host_passes_tensors(checks):
+    m, n, k = 20, 40, 24
+    a = normal(k, m).T  # strided
+    b = normal(k, n)
+    c = np.zeros((m, n), np.float32)
+    out = c if checks == "none" else mslsim.uninitialized(c)
+    report = mslsim.run(
+        HEAD + HOST, "product", [a, b, out, 0.5], (64, 2, 1), (32, 1, 1), version=400, checks=checks
+    )
+    assert report.ok, str(report)
+    exact = a.astype(np.float64) @ b.astype(np.float64) / 2
+    np.testing.assert_allclose(c, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_wrong_tensors_of_the_host_are_told():
+    library = mslsim.compile_shader(HEAD + HOST, version=400, on_finding="collect")
+    a, b = normal(16, 16), normal(16, 32)
+    launch = {"threads": (32, 1, 1), "group_size": (32, 1, 1)}
+    with pytest.raises(TypeError, match="2 axes and elements of 4 bytes, got shape"):
+        library.product(a, b, np.zeros(16, np.float32), 1.0, **launch)
+    with pytest.raises(TypeError, match="is a tensor, which takes an array, got float"):
+        library.product(1.0, b, np.zeros((16, 32), np.float32), 1.0, **launch)
+    outside = HOST.replace("mine.at(i, j) *=", "mine.at(i, j + 16) =")
+    library = mslsim.compile_shader(HEAD + outside, version=400, on_finding="collect")
+    report = library.product(a, b, np.zeros((16, 32), np.float32), 1.0, **launch)
+    (finding,) = report.findings
+    assert finding.kind == "bounds" and "of c [[buffer(2)]]" in finding.message

@@ -70,6 +70,9 @@ unsigned msl_lane(void);
 unsigned msl_thread(void);
 void msl_atomic(const volatile void* address, unsigned size, int writes);
 void msl_assertion_failed(void);
+// Of a fragment: it writes no color.
+void msl_discard(void);
+bool msl_discarded(void);
 void msl_log(int level, const char* format, const msl::LogValue* values, unsigned count);
 // A texel that a texture does not have: x, y, z or layer, and whether it was to be written.
 void msl_texture_missed(const void* texels, int x, int y, int z, int writes);

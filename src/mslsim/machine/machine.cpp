@@ -131,7 +131,7 @@ bool Worker::run_group(uint64_t index) {
   for (unsigned g = 0; g < group.simdgroups; ++g) {
     Simdgroup& s = simdgroups[g];
     s.ready = s.live = lane_mask(group.threads - g * kSimdWidth);
-    s.at_collective = s.started = 0;
+    s.at_collective = s.started = s.discarded = 0;
     s.mixed_sites = false;
   }
   if (launch->synchronised) {
@@ -405,4 +405,12 @@ void* msl_threadgroup_memory(unsigned slot, unsigned long bytes, unsigned long a
 }
 unsigned msl_lane(void) { return here().current % msl::kSimdWidth; }
 unsigned msl_thread(void) { return here().current; }
+void msl_discard(void) {
+  msl::Worker& w = here();
+  w.simdgroups[w.current / 32].discarded |= 1u << (w.current % 32);
+}
+bool msl_discarded(void) {
+  const msl::Worker& w = here();
+  return w.simdgroups[w.current / 32].discarded >> (w.current % 32) & 1;
+}
 }

@@ -54,6 +54,7 @@ struct Simdgroup {
   uint32_t live;           // lanes that have not returned
   uint32_t at_collective;  // lanes waiting at a simd operation
   uint32_t started;
+  uint32_t discarded;   // fragments that write nothing
   uint32_t first_site;  // of the waiting lanes
   bool mixed_sites;
   uint32_t site[kSimdWidth];

@@ -21,4 +21,5 @@
 #include "matmul.h"
 #include "sampler.h"
 #include "texture.h"
+#include "fragment.h"
 // clang-format on

@@ -246,3 +246,30 @@ template <typename T, int R, int C, int N>
 constexpr bool is_cooperative_tensor_v<cooperative_tensor<T, R, C, N>> = true;
 }  // namespace msl_tensor
 }  // namespace metal
+
+namespace msl {
+// A tensor that the host passes: this, in the memory of a buffer. Shared with Python.
+struct TensorHeader {
+  void* data;
+  long size[16];
+  long stride[16];
+};
+template <typename T, typename E, typename D, typename... Tags>
+struct Buffer<metal::msl_tensor::tensor<T, E, D, Tags...>> {
+  using tensor = metal::msl_tensor::tensor<T, E, D, Tags...>;
+  static tensor get(void* p) {
+    const TensorHeader& given = *static_cast<const TensorHeader*>(p);
+    tensor r;
+    r.data = static_cast<T*>(given.data);
+    for (unsigned i = 0; i < E::rank(); ++i) {
+      r.size.sizes[i] = typename E::index_type(given.size[i]);
+      r.stride[i] = given.stride[i];
+    }
+    return r;
+  }
+  static constexpr int size = sizeof(T);
+  static constexpr int read_only = 1;
+  static constexpr int is_reference = 0;
+  static constexpr int number = 16 + int(E::rank());
+};
+}  // namespace msl

@@ -291,7 +291,8 @@ def _definition(s: Stream, start: int, found: Found) -> str:
             raise SyntaxProblem("a kernel has no parameter list", s.tokens[start])
     name_at = s.before(k)
     name, end = s[name_at], s.closing(k)
-    parameters = _parameters(s, k + 1, end)
+    parts = split_top_level((p, s[p]) for p in s.code(k + 1, end))
+    parameters = parameters_of(s, [part for part in parts if part])
     body = s.after(end)
     while s[body] == "[[":
         body = s.after(s.closing(body))
@@ -315,12 +316,9 @@ def _template_parameter(text: str) -> TemplateParameter:
     return TemplateParameter(" ".join(kind), name, default.strip())
 
 
-def _parameters(s: Stream, begin: int, end: int) -> list[Parameter]:
-    parameters = []
-    for part in split_top_level((k, s[k]) for k in s.code(begin, end)):
-        if not part:
-            continue
-        parameters.append(_parameter(s, part))
+def parameters_of(s: Stream, parts: list[list[int]]) -> list[Parameter]:
+    """The parameters whose tokens are given, with buffers, textures and samplers numbered."""
+    parameters = [_parameter(s, part) for part in parts]
     taken = {int(p.index) for p in parameters if p.kind == "buffer" and p.index.isdigit()}
     free = 0
     for parameter in parameters:
@@ -329,7 +327,7 @@ def _parameters(s: Stream, begin: int, end: int) -> list[Parameter]:
                 free += 1
             parameter.index = str(free)
             taken.add(free)
-    _place_textures(parameters, taken, s.tokens[begin])
+    _place_textures(parameters, taken, s.tokens[parts[0][0]] if parts else s.tokens[0])
     return parameters
 
 
