@@ -4,6 +4,7 @@
     [silu]         from where on ours is ahead of torch: `_route.py` reads it
     [qr.cpu]       numbers of a compiled kernel, in place of those that are built in
     [qr.metal]     launch numbers of a Metal kernel
+    [silu.mlx]     from where on ours is ahead of MLX's own, on the CPU
 
 The user's file is `$METALCORE_POLICY`, else `~/.config/metalcore/policy.toml`. It has the same
 tables and replaces single values; `metalcore tune` writes it.
@@ -48,7 +49,7 @@ def user_file() -> Path:
 def tables(name: str) -> list[tuple[Path, Values]]:
     """The table `name`, such as "qr.cpu", of each file that has it; the last file wins."""
     found = []
-    for file in (PACKAGED / "metal.toml", packaged_file(), user_file()):
+    for file in (PACKAGED / "metal.toml", PACKAGED / "mlx.toml", packaged_file(), user_file()):
         table: Any = _read(file)
         for part in name.split("."):
             table = table.get(part, {})
@@ -59,8 +60,8 @@ def tables(name: str) -> list[tuple[Path, Values]]:
 
 @cache
 def policy(op: str, backend: str, **built_in: Any) -> Values:
-    """The numbers of `op` on `backend` (`cpu` or `metal`). `built_in` are those of an op that keeps
-    its own values in Python."""
+    """The numbers of `op` on `backend` (`cpu`, `metal` or `mlx`). `built_in` are those of an op
+    that keeps its own values in Python."""
     values = dict(built_in or (_knobs().get(op, {}) if backend == "cpu" else {}))
     for file, table in tables(f"{op}.{backend}"):
         if backend == "metal" and file.parent == PACKAGED:

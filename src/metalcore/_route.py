@@ -165,7 +165,7 @@ class Route:
     def sources(self) -> dict[Kind, tuple[Row, str]]:
         """The rows, and for each its measurement and file."""
         known = {str(kind): kind for kind in self.kinds()}
-        others = {"measured", "cpu", "metal"}
+        others = {"measured", "cpu", "metal", "mlx"}
         others |= {r.name.partition(".")[2] for r in Route.loaded if r.op == self.op}
         found = {}
         for file, table in tables(self.name):

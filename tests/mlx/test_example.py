@@ -25,5 +25,7 @@ def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     mx.set_default_device(before)
     assert last < 0.8 * first
     assert "5 x RMSNorm, 2 x Attention, 2 x RoPE" in capsys.readouterr().out
-    for op in ("rms_norm", "rope", "attention_backward", "cross_entropy_", "adamw_step", "swiglu"):
+    # norms of few values are left to MLX
+    assert t.paths["rms_norm"] == {"mlx"}
+    for op in ("rope", "attention_backward", "cross_entropy_", "adamw_step", "swiglu"):
         assert all(path.startswith("cpu:") for path in t.paths[op]), (op, t.paths)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What MLX makes of our kernels: the same programs, signatures for all sizes, no evaluation."""
 
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -18,8 +19,9 @@ from metalcore.metal import source
 from metalcore.metal.plans import PLANS, Planned
 from metalcore.metal.program import Buffer, Launch, Number, Program
 from metalcore.mlx import _function, _kernel, _simulate, _ways
+from metalcore.mlx._partial import together
 from tests.mlx.cases import CASES, normal
-from tests.mlx.ways import arguments, function, leaves, mapped, original
+from tests.mlx.ways import arguments, function, leaves, mapped, needs_text, original
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +84,7 @@ def _stand_in(*what: Any) -> Any:
     ]
 
 
+@needs_text
 @pytest.mark.parametrize("n", [1, 7, 8, 1000])
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_signatures_for_all_sizes(rows: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +122,7 @@ def test_signatures_for_all_sizes(rows: int, n: int, monkeypatch: pytest.MonkeyP
         assert numbers == list(range(len(buffers)))
 
 
+@needs_text
 @pytest.mark.parametrize(
     ("count", "space"), [(0, "constant"), (1, "constant"), (7, "constant"), (8, "device")]
 )
@@ -153,6 +157,7 @@ def _holds(launch: Launch, text: _kernel.Text) -> None:
     assert not re.search(r"\bconstant (long|float) ?\*", text.header + text.body)
 
 
+@needs_text
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_evaluated_on_a_gpu(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -204,8 +209,20 @@ def test_export_lets_nobody_look(tmp_path: Path) -> None:
         mx.export_function(str(tmp_path / "f.mlxfn"), lambda x: mx.eval(x + 1), mx.ones((2,)))
 
 
+@needs_text
 def test_rows_of_kernels_keep_their_names_in_traces() -> None:
     with metalcore.trace() as t, metalcore.simulate():
         on_mlx.softmax(on_mlx.from_torch(normal(2, 8)))
     assert [(r.op, r.device) for r in t.records] == [("softmax", "mlx")]
     assert t.records[0].variant.startswith("softmax")
+
+
+def test_what_a_kernel_leaves_alone_is_known_whatever_it_writes() -> None:
+    """Zeros, ones and NaN are numbers like any other."""
+    written = mx.array([0.0, 1.0, math.nan, -0.0])
+    before = mx.array([7.0, 8.0, 9.0, 10.0])
+    for untouched in range(4):
+        here = mx.arange(4) == untouched
+        of_zeros, of_ones = (mx.where(here, mx.array(v), written) for v in (0.0, 1.0))
+        truth = mx.where(here, before, written)
+        assert mx.array_equal(together(of_zeros, of_ones, before), truth, equal_nan=True)

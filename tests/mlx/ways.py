@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,9 +14,14 @@ import metalcore
 import metalcore.mlx as on_mlx
 from metalcore._accuracy import error, tolerance
 from metalcore.mlx import _function, _table
+from metalcore.mlx._simulate import TELLS_TEXT
 from tests.mlx.cases import Case
 
-WAYS = ("cpu", "sim", "mlx")
+needs_text = pytest.mark.skipif(not TELLS_TEXT, reason="MLX before 0.32 tells no Metal text here")
+WAYS = ("cpu", pytest.param("sim", marks=needs_text), "mlx")
+SIMULATED = pytest.mark.parametrize(
+    "simulated", [pytest.param(False, id="cpu"), pytest.param(True, id="sim", marks=needs_text)]
+)
 
 
 @contextmanager
@@ -25,6 +31,8 @@ def way(name: str, patch: Any) -> Iterator[None]:
         with metalcore.simulate():
             yield
         return
+    # few values are left to MLX's own ops, which tests/mlx/test_own.py calls
+    patch.setattr(_function, "by_mlx", lambda *_: None)
     if name == "mlx":
         patch.setattr(_function.Function, "_at_once", lambda *_: None)
     yield

@@ -46,8 +46,8 @@ class Filled:
         shape = _taken(value, Tensor, tensors)
         return tensors, Shape(shape, len(tensors))
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Any:
-        return _put(self._value, tensors)
+    def with_values(self, values: Sequence[Any]) -> Any:
+        return _put(self._value, values)
 
 
 def filled(shape: Shape, values: Sequence[Any]) -> Any:

@@ -3,7 +3,8 @@
 
 Where there is a GPU, a function is traced once per kind of arguments, and its graph becomes MLX's,
 lazily, with Metal kernels in it. On the CPU our kernels compute at once, on the memory of the
-arrays; inside `mx.compile` and `mx.vmap`, where there is none yet, MLX's ops of the same meaning.
+arrays, or MLX's own ops where those are ahead (`_own.py`); inside `mx.compile` and `mx.vmap`, where
+there is no memory yet, MLX's ops of the same meaning.
 """
 
 import inspect
@@ -21,6 +22,7 @@ from metalcore.metal.plans import Spec
 from metalcore.mlx import _aten, _ways
 from metalcore.mlx._arguments import Filled, Shape, filled
 from metalcore.mlx._graph import Graph, differentiated, trace
+from metalcore.mlx._own import by_mlx
 from metalcore.mlx._simulate import simulated
 from metalcore.mlx._vmap import of_a_sample
 from metalcore.mlx.exchange import from_torch, mlx_dtype, shared, to_torch, torch_dtype
@@ -32,8 +34,11 @@ Stream = Any
 class Function:
     """One function of tensors, for arrays."""
 
-    def __init__(self, function: Callable[..., Any], has_gradient: bool = True) -> None:
+    def __init__(
+        self, function: Callable[..., Any], has_gradient: bool = True, is_recorded: bool = True
+    ) -> None:
         self._function, self._has_gradient = function, has_gradient
+        self._is_recorded = is_recorded
         self._name = f"metalcore.mlx.{function.__name__}"
         self._graphs: dict[Any, tuple[Graph, Shape]] = {}
 
@@ -42,9 +47,10 @@ class Function:
         with nullcontext() if stream is None else mx.stream(stream):
             kernels = simulated() or (_ways.METAL_WAY if on_gpu(stream) else None)
             if kernels is None:
-                made = self._at_once(call)
-                if made is not None:
-                    return made
+                found = by_mlx(self._function.__name__, call)
+                found = self._at_once(call) if found is None else found
+                if found is not None:
+                    return found
             key = call.key
             if key not in self._graphs:
                 self._graphs[key] = self._traced(call)
@@ -56,7 +62,7 @@ class Function:
         shapes: list[Shape] = []
 
         def function(*tensors: Tensor) -> list[Tensor]:
-            args, named = call.with_tensors(tensors)
+            args, named = call.with_values(tensors)
             outputs, shape = Filled.outputs(self._function(*args, **named))
             shapes.append(shape)
             return outputs
@@ -69,25 +75,36 @@ class Function:
 
     def _at_once(self, call: Filled) -> Any:
         """By our kernels for the CPU; None where the arrays have no values yet."""
-        arrays = [mx.contiguous(a) for a in call.arrays]
         try:
-            mx.eval(arrays)
+            mx.eval(call.arrays)
         except ValueError as problem:
             if "during function transformations" in str(problem):
                 return None
             raise
-        tensors = [shared(a) for a in arrays]
-        floats = [i for i, t in enumerate(tensors) if t.is_floating_point()]
-        if not self._has_gradient:
-            floats = []
-        leaves = [t.detach().requires_grad_(i in floats) for i, t in enumerate(tensors)]
-        args, named = call.with_tensors(leaves)
-        with torch.enable_grad():
-            outputs, shape = Filled.outputs(self._function(*args, **named))
+        tensors = [shared(a) for a in call.arrays]
+        floats = [self._has_gradient and t.is_floating_point() for t in tensors]
+
+        def recorded() -> tuple[list[Tensor], list[Tensor], Shape]:
+            leaves = [t.detach().requires_grad_(f) for t, f in zip(tensors, floats, strict=True)]
+            with torch.enable_grad():
+                return leaves, *self._outputs(call, leaves)
+
+        if self._is_recorded:
+            leaves, outputs, shape = recorded()
+            has_gradient = any(o.requires_grad for o in outputs)
+        else:
+            with torch.no_grad():
+                outputs, shape = self._outputs(call, tensors)
+            has_gradient = any(floats)
         values = [from_torch(o) for o in outputs]
-        if not any(o.requires_grad for o in outputs):
+        if not has_gradient:
             return filled(shape, _many(_constant(self._name, values)(*call.arrays)))
-        return filled(shape, _with_gradient(call.arrays, leaves, outputs, values))
+        record = (lambda: (leaves, outputs)) if self._is_recorded else (lambda: recorded()[:2])
+        return filled(shape, _with_gradient(call.arrays, record, values))
+
+    def _outputs(self, call: Filled, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Shape]:
+        args, named = call.with_values(tensors)
+        return Filled.outputs(self._function(*args, **named))
 
 
 def has_metal_kernels() -> bool:
@@ -111,11 +128,11 @@ def on_gpu(stream: Stream) -> bool:
 
 def _with_gradient(
     arrays: Sequence[mx.array],
-    leaves: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    record: Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]]],
     values: list[mx.array],
 ) -> list[mx.array]:
-    """`values` for MLX's transforms: what torch recorded is pulled back where it is asked for."""
+    """`values` for MLX's transforms: what torch records, arguments and results, is pulled back
+    where it is asked for."""
 
     @mx.custom_function
     def computed(*_: mx.array) -> list[mx.array]:
@@ -123,6 +140,7 @@ def _with_gradient(
 
     @computed.vjp
     def pull_back(primals: Any, cotangents: Any, _: Any) -> list[mx.array]:
+        leaves, outputs = record()
         wanted = [t for t in leaves if t.requires_grad]
         pairs = [
             (o, to_torch(mx.contiguous(c)))

@@ -6,6 +6,7 @@ Nothing here waits for a result.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ from metalcore.metal.program import (
     Step,
 )
 from metalcore.mlx import _kernel
-from metalcore.mlx._partial import keeps, untouched
+from metalcore.mlx._partial import keeps, together
 from metalcore.mlx.exchange import mlx_dtype
 
 Slots = list[Any]
@@ -88,32 +89,29 @@ class Runner:
         pairs = list(zip(parameters, step.args, strict=True))
         written = [(p, a) for p, a in pairs if p.is_written and isinstance(a, Buffer)]
         inputs = [self._input(p.type, p.is_scalar, a, slots) for p, a in pairs if not p.is_written]
-        # Where a part stays as it was, and where two parameters are one memory, what was not
-        # written is known by a number that was there before.
-        slots_of = [a.slot for _, a in written]
-        kept = [
-            (keeps(step.function, p.name) and slots[a.slot] is not None)
-            or a.slot in slots_of[:i]
-            or a.slot in slots_of[i + 1 :]
-            for i, (p, a) in enumerate(written)
-        ]
-        marks = {
-            untouched(a.dtype) for (_, a), is_kept in zip(written, kept, strict=True) if is_kept
-        }
-        kernel = self._compiler(step.file, step.function, step.variant)
-        made = kernel(
+        kept = [keeps(step.function, p.name) and slots[a.slot] is not None for p, a in written]
+        buffers = [a for _, a in written]
+        launch = partial(
+            self._compiler(step.file, step.function, step.variant),
             inputs=inputs,
-            output_shapes=[(max(a.numel, 1),) for _, a in written],
-            output_dtypes=[mlx_dtype(a.dtype) for _, a in written],
+            output_shapes=[(max(a.numel, 1),) for a in buffers],
+            output_dtypes=[mlx_dtype(a.dtype) for a in buffers],
             grid=step.threads,
             threadgroup=step.group,
-            **({"init_value": min(marks)} if marks else {}),
         )
-        for (_, a), new, is_kept in zip(written, made, kept, strict=True):
-            new = new[: a.numel]
+        made = launch(init_value=0.0) if any(kept) else launch()
+        again = launch(init_value=1.0) if any(kept) else made
+        done = set()
+        for a, new, other, is_kept in zip(buffers, made, again, kept, strict=True):
+            # what is given for two parameters stands for nothing in the second
+            place = (a.slot, a.offset)
+            if place in done:
+                continue
+            done.add(place)
+            value = new[: a.numel]
             if is_kept:
-                new = mx.where(new == min(marks), self._read(slots, a).reshape(-1), new)
-            self._write(slots, a, new)
+                value = together(value, other[: a.numel], self._read(slots, a).reshape(-1))
+            self._write(slots, a, value)
 
     def _input(self, kind: str, is_scalar: bool, value: Any, slots: Slots) -> mx.array:
         if isinstance(value, Number):

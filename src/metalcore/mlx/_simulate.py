@@ -19,9 +19,10 @@ import torch
 
 import mslsim
 from metalcore import _torch
+from metalcore._check import refuse
 from metalcore._simulate import simulate
 from metalcore.mlx import _kernel, _ways
-from metalcore.mlx.exchange import from_torch, to_torch, torch_dtype
+from metalcore.mlx.exchange import MLX, from_torch, to_torch, torch_dtype
 
 
 def simulated() -> _ways.ByMetal | None:
@@ -32,9 +33,19 @@ def simulated() -> _ways.ByMetal | None:
     return None
 
 
+TELLS_TEXT = mx.metal.is_available() or MLX >= (0, 32)
+"""Whether MLX tells the text of a kernel here: before 0.32 it makes none without Metal."""
+
+
 @cache
 def _way(checks: Any) -> _ways.ByMetal:
-    return _ways.ByMetal("sim", lambda *what: Simulated(_kernel.compiled(*what), checks))
+    def compiled(*what: Any) -> Simulated:
+        if not TELLS_TEXT:
+            found = ".".join(map(str, MLX))
+            refuse("metalcore.simulate", f"arrays need mlx 0.32 or later here, got {found}")
+        return Simulated(_kernel.compiled(*what), checks)
+
+    return _ways.ByMetal("sim", compiled)
 
 
 class Simulated:
@@ -66,9 +77,7 @@ class Simulated:
         ]
         if init_value is not None:
             for o in outputs:
-                # a float that is none of the dtype's integers becomes the nearest
-                least = init_value if o.is_floating_point() else torch.iinfo(o.dtype).min
-                o.fill_(max(init_value, least))
+                o.fill_(init_value)
         marks = [o if init_value is not None else mslsim.uninitialized(o) for o in outputs]
         # MLX has no group larger than the grid
         group = tuple(min(a, b) for a, b in zip(threadgroup, grid, strict=True))

@@ -162,7 +162,9 @@ def original(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[...,
 def made(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[..., Any]:
     """The function of arrays."""
     function, entry = original(name, table), table[name]
-    computed = Function(function, entry.has_gradient)
+    # values of matrices alone take less work; a gradient, if one is asked for, does it again
+    is_recorded = not entry.module.startswith("metalcore.ops.linalg.")
+    computed = Function(function, entry.has_gradient, is_recorded)
     signature = signature_of(function, _RENAMED, _LEFT_OUT)
     back = {theirs: ours for ours, theirs in _RENAMED.items()}
 

@@ -31,7 +31,7 @@ class ByMetal:
         runner = self._runner(op, args) if op in PLANS else None
         if runner is None:
             return by_meaning(op, args, made)
-        _note(op, args, f"{self._name}:{runner.path}", runner.path)
+        note(op, args, f"{self._name}:{runner.path}", runner.path)
         return runner(flat(args))
 
     def updated(self, op: str, args: Sequence[Any]) -> list[mx.array] | None:
@@ -39,7 +39,7 @@ class ByMetal:
         runner = self._runner(op, args)
         if runner is None:
             return None
-        _note(op, args, f"{self._name}:{runner.path}", runner.path)
+        note(op, args, f"{self._name}:{runner.path}", runner.path)
         given = flat(args)
         slots = runner.slots(given)
         return [slots[i].reshape(a.shape) for i, a in enumerate(given) if isinstance(a, mx.array)]
@@ -61,7 +61,7 @@ def by_meaning(op: str, args: Sequence[Any], made: Any) -> Any:
     """The op by its reference in MLX's ops."""
     arrays = [a for a in flat(args) if isinstance(a, mx.array)]
     key = tuple(tuple(map(_spec, a)) if isinstance(a, list) else _spec(a) for a in args)
-    _note(op, args, "mlx", "")
+    note(op, args, "mlx", "")
     outputs = _aten.run(_meaning(op, key), arrays, by_meaning)
     return outputs[0] if isinstance(made, Tensor) else tuple(outputs)
 
@@ -92,7 +92,7 @@ def _spec(a: Any) -> Any:
     return [_spec(b) for b in a] if isinstance(a, (list, tuple)) and not isinstance(a, Spec) else a
 
 
-def _note(op: str, args: Sequence[Any], path: str, variant: str) -> None:
+def note(op: str, args: Sequence[Any], path: str, variant: str) -> None:
     """Tell the traces. Nothing is computed yet, so no time is known."""
     if not _trace.entered:
         return

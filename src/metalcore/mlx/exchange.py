@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Between MLX arrays and torch tensors, without a copy where both can reach the memory."""
 
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +27,9 @@ _DTYPES = {
     torch.bool: mx.bool_,
     torch.complex64: mx.complex64,
 }
+MLX = tuple(map(int, version("mlx").split(".")[:2]))
+# Before 0.32 a tensor by DLPack outlives the memory of its array, and there is none of bfloat16.
+_DLPACK_KEEPS_MEMORY = MLX >= (0, 32)
 _BACK = {theirs: ours for ours, theirs in _DTYPES.items()}
 
 
@@ -52,16 +56,20 @@ def to_torch(x: mx.array) -> Tensor:
     Example:
         >>> t = metalcore.mlx.to_torch(mx.ones((2, 3)))
     """
-    # torch has no negative strides
-    x = mx.contiguous(x)
     mx.eval(x)
     return shared(x)
 
 
-def shared(x: mx.array) -> Tensor:
-    """The memory of a contiguous array that is evaluated."""
+def shared(x: Any) -> Tensor:
+    """The memory of an array that is evaluated, or of a contiguous copy."""
     if x.size == 0:
         return torch.empty(x.shape, dtype=torch_dtype(x.dtype))
+    # torch has no negative strides
+    if not memoryview(x).c_contiguous:
+        x = mx.contiguous(x)
+    if not _DLPACK_KEEPS_MEMORY:
+        memory: Any = x.reshape(-1).view(mx.uint8)
+        return torch.frombuffer(memoryview(memory), dtype=torch_dtype(x.dtype)).view(x.shape)
     if x.dtype == mx.bool_:
         return from_dlpack(x.view(mx.uint8)).view(torch.bool)
     return from_dlpack(x)
@@ -90,5 +98,9 @@ def from_torch(x: Tensor) -> mx.array:
         return mx.array(x.contiguous().view(torch.uint8)).view(mx.bool_)
     if x.dtype == torch.float64:
         return mx.array(x.contiguous().numpy(), mx.float64)
-    made: Any = mx.from_dlpack(x.contiguous()) if hasattr(mx, "from_dlpack") else mx.array(x)
-    return made
+    if hasattr(mx, "from_dlpack"):
+        made: Any = mx.from_dlpack(x.contiguous())
+        return made
+    if x.dtype == torch.bfloat16:
+        return mx.array(x.contiguous().view(torch.uint16)).view(mx.bfloat16)
+    return mx.array(x)
