@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Worker:
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = 0
+        self._owes_answer = False
         self._folder: Path | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._owner = os.getpid()
@@ -57,7 +58,10 @@ class Worker:
         self.reserve(SESSION_BYTES)
 
     def reserve(self, size: int) -> None:
-        """Makes the shared file at least `size` bytes long."""
+        """Makes the shared file at least `size` bytes long, and this process the only one that
+        writes to it."""
+        if self._owes_answer:
+            self.stop()
         if self._map is not None and len(self._map) >= size:
             return
         self._file.truncate(size)
@@ -71,7 +75,7 @@ class Worker:
     def _start(self) -> subprocess.Popen[bytes]:
         # it can read no other folder
         folder = cache_directory()
-        if folder != self._folder:
+        if folder != self._folder or self._owes_answer:
             self.stop()
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-E", "-s", str(PACKAGE / "worker.py")]
@@ -96,6 +100,7 @@ class Worker:
         process = self._start()
         assert process.stdin
         self._requests += 1
+        self._owes_answer = True
         with self._ended_by_exceptions():
             try:
                 numbered = request | {"number": self._requests}
@@ -127,12 +132,13 @@ class Worker:
             number, answer = json.loads(line)
             if number != self._requests:
                 raise Died(False, f"it answered request {number}, not {self._requests}")
+            self._owes_answer = False
             return answer
 
     @contextmanager
     def _ended_by_exceptions(self) -> Iterator[None]:
-        """Whatever stops the parent (Ctrl-C too) ends the worker: nobody reads what it was asked
-        before, and it no longer writes to the shared file."""
+        """Whatever stops the parent (Ctrl-C too) ends the worker, which would work on for nobody.
+        Where it comes too early or too late for that, `_owes_answer` tells who asks next."""
         try:
             yield
         except BaseException:
@@ -148,9 +154,12 @@ class Worker:
             self._process.kill()
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
-                if pipe:
-                    pipe.close()
+                # of a request that was not sent, the rest is in the way
+                with suppress(BrokenPipeError):
+                    if pipe:
+                        pipe.close()
             self._process = None
+        self._owes_answer = False
 
     def close(self) -> None:
         """Ends the worker; a fork that inherited it leaves it to its owner."""

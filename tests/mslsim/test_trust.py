@@ -2,15 +2,17 @@
 """Sources and launch files that nobody wrote with good intent, and runs that are cut off."""
 
 import signal
-import threading
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import mslsim
-from mslsim import compiler
+from mslsim import compiler, isolated, process
 from mslsim.cli import app
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -22,16 +24,70 @@ def write(value: int) -> str:
     return HEAD + KERNEL + f"{{ y[i] = {value}; }}"
 
 
+class Interrupt:
+    """Raises KeyboardInterrupt as a line of `process.py` is reached, in the process that waits; or
+    lists these lines."""
+
+    def __init__(self, at: tuple[str, int] | None = None) -> None:
+        self.at = at
+        self.seen: dict[tuple[str, int], None] = {}
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if Path(frame.f_code.co_filename) != Path(process.__file__):
+            return None
+        if event == "line":
+            place = (frame.f_code.co_name, frame.f_lineno)
+            self.seen[place] = None
+            if place == self.at:
+                raise KeyboardInterrupt
+        return self
+
+    def run(self, text: str, y: Any) -> bool:
+        """Whether the run ended by it."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            mslsim.run(text, "k", [y], 4, 4)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
 def test_an_interrupted_run_leaves_nothing_to_the_next() -> None:
-    y = np.zeros(4, np.int32)
-    assert mslsim.run(write(1), "k", [y], 4, 4).ok
-    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+    y, others = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    isolated.worker().stop()
+    every = Interrupt()
+    every.run(write(1), y)
+    interrupted = set()
+    for number, place in enumerate(every.seen):
+        if place[0] == "_start":
+            isolated.worker().stop()
+        interrupt = Interrupt(place)
+        is_ended = interrupt.run(write(1), others)
+        # how often it looks, and so a few of the lines, is a matter of time
+        assert is_ended == (place in interrupt.seen), place
+        interrupted |= {place[0]} if is_ended else set()
+        report = mslsim.run(write(number % 2 + 7), "k", [y], 4, 4)
+        assert report.ok and y.tolist() == [number % 2 + 7] * 4, place
+    assert {"_start", "ask", "send", "wait"} <= interrupted
+
+
+def test_an_interrupt_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    y, works = np.zeros(64, np.int32), isolated.worker()
+    look = process.select.select
+
+    def interrupted(*args: Any) -> Any:
+        if works.session.steps:  # it is at work
+            signal.raise_signal(signal.SIGINT)
+        return look(*args)
+
+    monkeypatch.setattr(process.select, "select", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        mslsim.run(SLOW, "k", [np.zeros(64, np.int32)], 64, 64)
-    for value in (7, 8):
-        report = mslsim.run(write(value), "k", [y], 4, 4)
-        assert report.ok and y.tolist() == [value] * 4
+        mslsim.run(SLOW, "k", [y], 64, 64)
+    monkeypatch.undo()
+    assert works._process is None and not y.any()
 
 
 def test_a_loop_with_a_barrier_is_a_hang() -> None:
