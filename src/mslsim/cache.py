@@ -8,6 +8,7 @@ The time of the manifest is when the entry was last used.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,12 +20,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 DEFAULT_BYTES = 1 << 30
 # What was used in the last minutes stays, whatever the limit: someone may be about to load it.
 KEEP_SECONDS = 600.0
 # A process looks at the size of the cache at most this often.
 TRIM_SECONDS = 30.0
+# A disk without room, a quota, a limit on files, a disk that is only read.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _LOCKS = 64
 _MANIFEST = "manifest.json"
 
@@ -69,9 +73,14 @@ def entry(
     folder = cache_directory() / name
     if _use(folder) and is_current(folder):
         return folder
-    with _locked(name):
-        if not (_use(folder) and is_current(folder)):
-            _make(folder, fill)
+    try:
+        with _locked(name):
+            if not (_use(folder) and is_current(folder)):
+                _make(folder, fill)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise _unwritable(error) from None
     _trim_now_and_then()
     return folder
 
@@ -110,16 +119,30 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
     """One process or thread at a time for entries of this name, and a few others."""
-    base = cache_directory()
+    try:
+        file = _lock_file(cache_directory(), name)
+    except OSError as error:
+        raise _unwritable(error) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _lock_file(base: Path, name: str) -> TextIO:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if base.stat().st_mode & 0o022:
         # what lies here is loaded as code: nobody else may put it there
         base.chmod(0o700)
     locks = base / "locks"
     locks.mkdir(exist_ok=True)
-    with open(locks / str(int(digest(name), 16) % _LOCKS), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return open(locks / str(int(digest(name), 16) % _LOCKS), "w")
+
+
+def _unwritable(error: OSError) -> OSError:
+    return OSError(
+        f"cannot keep compiled kernels in {cache_directory()}: {error.strerror}; "
+        "set MSLSIM_CACHE to a folder that can be written and has room"
+    )
 
 
 def _trim_now_and_then() -> None:

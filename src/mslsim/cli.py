@@ -19,7 +19,7 @@ from . import lint as lint_source
 from . import profile as profile_kernel
 from . import run as run_kernel
 from . import trace as trace_kernel
-from .compiler import CompilerMissing
+from .compiler import CommandFailed, CompilerMissing
 from .fit import Fit, table
 from .library import CHECKS, COST
 from .memory import Uninitialized
@@ -35,7 +35,7 @@ class _Commands(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (ValueError, TypeError, KeyError, OSError, CompilerMissing) as error:
+        except (ValueError, TypeError, KeyError, OSError, CompilerMissing, CommandFailed) as error:
             what = error.args[0] if isinstance(error, KeyError) else error
             typer.echo(f"mslsim: {what}", err=True)
             raise typer.Exit(2) from None

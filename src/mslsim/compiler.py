@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .cache import cache_directory, digest
+from .cache import FULL, cache_directory, digest
 
 OLDEST_CLANG = 19
 # A source that asks for more than this of the compiler is reported, not compiled.
@@ -244,8 +244,8 @@ def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
         env=environment,
         start_new_session=True,
     ) as process:
-        _limit_memory(process.pid)
         try:
+            _limit_memory(process.pid)
             output, errors = process.communicate(stdin, MAX_SECONDS)
         except subprocess.TimeoutExpired:
             _end(process.pid)
@@ -255,6 +255,9 @@ def _execute(command: list[str], stdin: str | None = None) -> tuple[str, str]:
             _end(process.pid)
             raise
     if process.returncode:
+        for number in FULL:
+            if os.strerror(number) in errors:
+                raise OSError(number, os.strerror(number))
         raise CommandFailed(errors or f"{command[0]} ended with {process.returncode}")
     return output, errors
 

@@ -30,6 +30,16 @@ _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PATH", "MSLSIM_ISOLATIO
 _LOOK = 0.25
 # A threadgroup that keeps passing barriers hangs after so many times the limit without progress.
 _GROUP_LIMITS = 10
+# Where a file is memory; containers may have little of it.
+_SHARED_MEMORY = ("/dev/shm",)
+
+
+def _make_room(file: int, size: int) -> None:
+    """Has the system keep `size` bytes for a file: to write past what it has ends a process."""
+    if sys.platform == "darwin":
+        os.truncate(file, size)
+    else:
+        os.posix_fallocate(file, 0, size)
 
 
 class Died(Exception):
@@ -44,9 +54,8 @@ class Worker:
     """The other process, and the file shared with it. Starts again after a death."""
 
     def __init__(self) -> None:
-        folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        handle, self._path = tempfile.mkstemp(prefix="mslsim-", dir=folder)
-        self._file = os.fdopen(handle, "r+b", buffering=0)
+        self._folders = [f for f in _SHARED_MEMORY if os.path.isdir(f)] + [tempfile.gettempdir()]
+        self._open_shared()
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = 0
@@ -57,6 +66,14 @@ class Worker:
         self.session = Session()
         self.reserve(SESSION_BYTES)
 
+    def _open_shared(self) -> None:
+        handle, self._path = tempfile.mkstemp(prefix="mslsim-", dir=self._folders[0])
+        self._file = os.fdopen(handle, "r+b", buffering=0)
+
+    def _close_shared(self) -> None:
+        self._file.close()
+        Path(self._path).unlink(missing_ok=True)
+
     def reserve(self, size: int) -> None:
         """Makes the shared file at least `size` bytes long, and this process the only one that
         writes to it."""
@@ -64,7 +81,20 @@ class Worker:
             self.stop()
         if self._map is not None and len(self._map) >= size:
             return
-        self._file.truncate(size)
+        while True:
+            try:
+                _make_room(self._file.fileno(), size)
+                break
+            except OSError as error:
+                if len(self._folders) == 1:
+                    raise OSError(
+                        f"the buffers of a kernel need {-(-size >> 20)} MiB in {self._folders[0]}: "
+                        f"{error.strerror}"
+                    ) from None
+                self.stop()
+                self._close_shared()
+                del self._folders[0]
+                self._open_shared()
         self._map = mmap.mmap(self._file.fileno(), size)
         self.session = Session.from_buffer(self._map)
 
@@ -165,7 +195,7 @@ class Worker:
         """Ends the worker; a fork that inherited it leaves it to its owner."""
         if os.getpid() == self._owner:
             self.stop()
-            Path(self._path).unlink(missing_ok=True)
+            self._close_shared()
         self._file.close()
         self._errors.close()
 

@@ -26,9 +26,11 @@ def test_registers_agree_with_scalar_code(name: str, file: str, tmp_path: Path) 
     program = tmp_path / file
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", flag, "-ffp-contract=off"]
     command += ["-Wall", "-Wextra", "-Wno-psabi", "-o", str(program)]
+    # a shift or sum that C++ leaves undefined ends the program
+    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
     include = Path(torch.__file__).parent / "include"
     source = Path(__file__).with_name(f"{file}.cpp")
     subprocess.run([*command, "-isystem", str(include), str(source)], check=True)
     run = subprocess.run([program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
+    assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout == f"registers of {size} bytes: right\n"
