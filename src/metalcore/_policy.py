@@ -42,7 +42,8 @@ def packaged_file() -> Path:
 
 
 def user_file() -> Path:
-    default = Path.home() / ".config" / "metalcore" / "policy.toml"
+    """Where the user's numbers are; below `~` where nobody knows a home folder."""
+    default = os.path.expanduser("~/.config/metalcore/policy.toml")
     return Path(os.environ.get("METALCORE_POLICY", default))
 
 
@@ -115,4 +116,10 @@ def _knobs() -> dict[str, Values]:
 
 @cache
 def _read(path: Path) -> dict[str, Values]:
-    return tomllib.loads(path.read_text()) if path.exists() else {}
+    # pathlib's would raise for a home folder of somebody else
+    if not os.path.exists(path):
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"metalcore: {path}: {error}") from None

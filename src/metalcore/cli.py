@@ -127,7 +127,8 @@ def bench(
             raise typer.BadParameter(str(error)) from error
         raise typer.Exit(counters.run(benches, json_file))
     restart_where_bfloat16_is_broken()
-    raise typer.Exit(run(ops or [], json_file, html_file, threads, compile=compile, keep=store))
+    with errors_are_messages():
+        raise typer.Exit(run(ops or [], json_file, html_file, threads, compile=compile, keep=store))
 
 
 @app.command()
@@ -153,13 +154,14 @@ def tune(
     if packaged:
         os.environ["METALCORE_POLICY"] = os.devnull
         _policy.changed()
-    try:
-        if show:
-            it.show(ops or [])
-        else:
-            it.run(ops or [], _policy.packaged_file() if packaged else _policy.user_file())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with errors_are_messages():
+        try:
+            if show:
+                it.show(ops or [])
+            else:
+                it.run(ops or [], _policy.packaged_file() if packaged else _policy.user_file())
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
 
 
 @app.command()

@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
             "problem": _native.problem,
         },
         "metal": _metal(),
-        "policy_file": str(user_file()) if user_file().exists() else None,
+        "policy_file": str(user_file()) if os.path.exists(user_file()) else None,
         "bfloat16_matmul": probe_bfloat16_matmul(),
     }
     ops = track(list(Op.all.values()), "checking ops", console=Console(stderr=True), transient=True)

@@ -249,12 +249,31 @@ def _row(lengths: Sequence[int], starts: Sequence[float], ratios: Sequence[float
 
 def write(file: Path, name: str, body: str) -> None:
     """Put a table into a policy file in place of one of that name; the rest stays as it is."""
-    text = file.read_text() if file.exists() else ""
+    text = file.read_text() if os.path.exists(file) else ""
     parts = re.split(r"(?m)^(?=\[)", text)
     kept = [part.strip("\n") for part in parts if not part.startswith(f"[{name}]")]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n\n".join(filter(None, (*kept, f"[{name}]\n{body}"))) + "\n")
+    _replace(file, "\n\n".join(filter(None, (*kept, f"[{name}]\n{body}"))) + "\n")
     _policy.changed()
+
+
+def _replace(file: Path, text: str) -> None:
+    """All or nothing: a full disk leaves the file as it was."""
+    if file.parts[0] == "~":
+        raise ValueError("tune: this user has no home folder; METALCORE_POLICY names a file")
+    if os.path.exists(file) and not file.is_file():
+        raise ValueError(f"tune: {file} is no file; METALCORE_POLICY names another")
+    file = file.resolve()
+    made = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(text)
+        made.replace(file)
+    except OSError as error:
+        if os.path.exists(made):
+            made.unlink()
+        raise OSError(
+            f"tune: cannot write {file}: {error.strerror}; METALCORE_POLICY names another file"
+        ) from None
 
 
 def show(ops: Sequence[str]) -> None:

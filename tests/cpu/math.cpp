@@ -36,6 +36,7 @@ std::vector<A> arguments() {
                       Limits::infinity(),
                       -Limits::infinity(),
                       Limits::quiet_NaN(),
+                      bits_as<A>(std::numeric_limits<Lane<IntOf<Vec<A>>>>::max()),  // a NaN
                       Limits::max(),
                       Limits::lowest(),
                       Limits::denorm_min(),
