@@ -42,7 +42,7 @@ sim: build  ## an op's kernels in the simulator: make sim OP=rms_norm
 
 # The kernels of one instruction set with sanitizers, and their tests. What Python leaks is no finding.
 SET ?= avx2
-TESTS ?= tests/linalg tests/train tests/test_raw_calls.py
+TESTS ?= $(addprefix tests/,linalg train attention quant xlstm precise decode test_raw_calls.py)
 SANITIZED = $(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(abspath $(BIN))/python -DMETALCORE_SETS=$(SET) \
   -DMETALCORE_SANITIZE=$(1) && $(BIN)/ninja -C build/$@ && METALCORE_LIBRARIES=build/$@ \

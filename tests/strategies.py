@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """hypothesis strategies: tensors of any shape, stride, storage offset and dtype."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -11,6 +14,9 @@ from tests.backends import FLOATS
 SIZES = st.one_of(
     st.integers(0, 5), st.sampled_from([7, 15, 16, 17, 31, 32, 33, 63, 65, 127, 130, 257])
 )
+# One of some options, by hypothesis or at random.
+Pick = Callable[[Sequence[Any]], Any]
+
 dtypes = st.sampled_from(FLOATS)
 
 
@@ -30,8 +36,19 @@ def _within(limit: int):  # type: ignore[no-untyped-def]
 @st.composite
 def layouts(draw: st.DrawFn, x: Tensor) -> Tensor:
     """The values of `x` in some other layout: permuted, strided, offset, or as they are."""
-    order = draw(st.permutations(range(x.dim())))
-    step, offset = draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    return laid_out(picker(draw), x)
+
+
+def picker(draw: st.DrawFn) -> Pick:
+    """Choices that hypothesis makes."""
+    return lambda options: draw(st.sampled_from(options))
+
+
+def laid_out(pick: Pick, x: Tensor) -> Tensor:
+    """The values of `x` in a layout that is picked."""
+    left = list(range(x.dim()))
+    order = [left.pop(pick(range(len(left)))) for _ in range(x.dim())]
+    step, offset = pick(range(1, 4)), pick(range(4))
     permuted = x.permute(*order)
     storage = torch.zeros(permuted.numel() * step + offset, dtype=x.dtype)
     view = storage[offset:][::step][: permuted.numel()].view(permuted.shape)

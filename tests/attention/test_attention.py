@@ -45,6 +45,14 @@ def test_gradients_by_the_op_itself(backend: Backend) -> None:
         check_op(backend, "attention_backward", args, reduces_over=64, differentiable=False)
 
 
+def test_keys_that_no_head_asks_for() -> None:
+    q, k, v = torch.randn(2, 0, 3, 4), torch.randn(2, 1, 5, 4), torch.randn(2, 1, 5, 6)
+    numbers = (*(None,) * 5, 0.2, None, None, 0)
+    out, lse = torch.ops.metalcore.attention(q, k, v, *numbers)
+    args = (out, lse, out, lse, q, k, v, *numbers)
+    check_op(Backend("cpu"), "attention_backward", args, reduces_over=5, differentiable=False)
+
+
 @pytest.mark.parametrize("H", [4, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_torch_where_both_mean_the_same(dtype: torch.dtype, H: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import metalcore
+from metalcore._op import Op
 from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.quantize_ggml import quantize_meaning
 from tests.backends import FLOATS, Backend
@@ -127,6 +128,14 @@ def test_matches_reference(name: str) -> None:
             weight = torch.randn(rows, 2, 512).to(dtype)
             args = (weight, FORMATS[name].id)
             check_op(Backend("cpu"), "quantize_ggml", args, reduces_over=1, differentiable=False)
+
+
+def test_no_rows_at_an_odd_place() -> None:
+    for form in FORMATS.values():
+        blocks = torch.zeros(form.bytes + 1, dtype=torch.uint8)[1:].view(1, -1)[:0]
+        args = (blocks, form.id, torch.float32)
+        meaning = Op.all["dequantize_ggml"].meaning
+        assert meaning(*args).shape == (0, form.values)
 
 
 def test_registration_and_compile() -> None:

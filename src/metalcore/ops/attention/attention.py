@@ -237,7 +237,7 @@ def _for_each_head(x: Tensor, q: Tensor) -> Tensor:
 def _of_each_group(x: Tensor, k: Tensor) -> Tensor:
     """The sum over the heads that share one of k."""
     group = x.shape[1] // max(1, k.shape[1])
-    return x.unflatten(1, (k.shape[1], group)).sum(2) if x.shape[1] else x
+    return x.unflatten(1, (k.shape[1], group)).sum(2) if k.shape[1] else x
 
 
 def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -101,7 +101,8 @@ def columns(blocks: Tensor, f: Format) -> int:
 
 def halves(b: Tensor) -> Tensor:
     """Pairs of bytes [..., 2] as half numbers [...], in float32."""
-    return b.contiguous().view(torch.float16).squeeze(-1).float()
+    # a copy, since what is empty counts as contiguous at any offset
+    return b.clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1).float()
 
 
 def fields(blocks: Tensor, f: Format) -> Fields:
