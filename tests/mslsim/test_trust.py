@@ -123,7 +123,12 @@ def test_a_kernel_calls_only_metal(body: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["__attribute__((constructor)) void f() {}", '#include "/etc/hostname"', '#embed "x.bin"'],
+    [
+        "__attribute__((constructor)) void f() {}",
+        '#include "/etc/hostname"',
+        '#embed "x.bin"',
+        '#if __has_include("/etc/hostname")\n#endif',
+    ],
 )
 def test_nothing_runs_or_is_read_beside_a_kernel(line: str) -> None:
     findings = mslsim.lint(f"{line}\n{write(1)}")
@@ -160,12 +165,24 @@ def test_a_bad_launch_file_is_told_in_a_line(tmp_path: Path, spec: str) -> None:
     assert len(result.output.strip().splitlines()) <= 2
 
 
+def test_a_death_while_a_library_is_loaded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise process.Died(False, "out of memory")
+
+    monkeypatch.setattr(isolated.worker(), "table", die)
+    (finding,) = mslsim.run(write(1), "k", [np.zeros(4, np.int32)], 4, 4).findings
+    assert finding.kind == "crash" and finding.message.endswith("died: out of memory")
+
+
 def test_names_of_buffers_are_printed_as_they_are(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "of [" / "bold]"  # which together would be markup
+    tmp_path.mkdir(parents=True)
     kernel, launch = tmp_path / "k.metal", tmp_path / "k.toml"
     kernel.write_text(write(1).replace("y,", "y [[buffer(0)]],"))
     launch.write_text(ARGUMENT + 'shape = [2]\ndtype = "int32"\nfill = "none"')
     result = CliRunner().invoke(app, ["check", str(kernel), "--spec", str(launch)])
     assert result.exit_code == 1 and "y [[buffer(0)]]" in result.output
+    assert result.output.startswith(f"{kernel}:3:")
 
 
 def test_a_source_that_is_no_text(tmp_path: Path) -> None:

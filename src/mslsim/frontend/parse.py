@@ -30,7 +30,9 @@ _MPP = "MetalPerformancePrimitives/MetalPerformancePrimitives.h"
 # included.
 _TENSORS = "namespace metal { using namespace msl_tensor; }\n"
 _OPERATIONS = f"{_TENSORS}namespace mpp {{ using namespace msl_mpp; }}\n"
-_FAR = re.compile(r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/)')
+_FAR = re.compile(
+    r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/|(?:el)?if\b.*__has_\w+\s*\(\s*[<"]\s*/)'
+)
 _DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (error|fatal error|warning): (.*)$")
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b(.*)$", re.MULTILINE)
 _DEFINITION = re.compile(r"^#(?:define|undef) (\w+)(.*)$", re.MULTILINE)
