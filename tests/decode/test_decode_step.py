@@ -144,6 +144,16 @@ def test_a_broken_tape_is_an_error(kind: str) -> None:
         metalcore.decode_step(BROKEN[kind](text), *rest)
 
 
+def test_weights_of_another_length_are_an_error() -> None:
+    text, tensors, *rest = arguments(torch.float32)
+    rows = [i for i, x in enumerate(tensors) if x.dim() == 1]
+    assert len(rows) == 4  # two norms, a bias and sinks
+    for i in rows:
+        for other in (tensors[i][1:], torch.cat([tensors[i], tensors[i][:1]])):
+            with pytest.raises(RuntimeError, match="values, the tape needs"):
+                metalcore.decode_step(text, [*tensors[:i], other, *tensors[i + 1 :]], *rest)
+
+
 def test_a_token_without_a_place_is_an_error() -> None:
     text, tensors, cache, *places = arguments(torch.float32)
     for which, value in ((0, 40), (0, -1), (1, 3), (2, 9), (3, 7)):

@@ -155,6 +155,17 @@ def test_empty_inputs(backend: Backend) -> None:
     assert torch.equal(leaf.grad, torch.zeros_like(leaf))
 
 
+def test_indices_of_no_bag() -> None:
+    table, indices, none = torch.randn(6, 4), torch.arange(5), torch.zeros(0, dtype=torch.int64)
+    for mode, weights in ((SUM, torch.randn(5)), (MEAN, None), (MAX, None)):
+        args = (table, indices, none, weights, 0, mode, -1, False, False, False)
+        check_op(Backend("cpu"), "embedding_bag", args, reduces_over=1, differentiable=False)
+        y, places = torch.ops.metalcore.embedding_bag(*args)
+        rest = (table, indices, none, weights, places, *args[4:9], weights is not None)
+        backward = "embedding_bag_backward"
+        check_op(Backend("cpu"), backward, (y, *rest), reduces_over=1, differentiable=False)
+
+
 def test_registration() -> None:
     table, indices = torch.randn(6, 4), torch.tensor([0, 1, 5, 3, 3, 2])
     offsets, weights = torch.tensor([0, 2]), torch.randn(6)

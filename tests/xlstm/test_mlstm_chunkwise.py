@@ -25,7 +25,13 @@ RULES = {
     "large eps": (0.3, False, True, False),
 }
 # B, H, T, D, E, chunk
-SIZES = [(2, 3, 37, 8, 5, 16), (1, 1, 1, 1, 1, 64), (1, 2, 65, 33, 70, 64), (2, 1, 7, 40, 3, 32)]
+SIZES = [
+    (2, 3, 37, 8, 5, 16),
+    (1, 1, 1, 1, 1, 64),
+    (1, 2, 65, 33, 70, 64),
+    (2, 1, 7, 40, 3, 32),
+    (2, 2, 7, 4, 0, 4),
+]
 
 
 def _args(sizes: Any, rule: Any, dtype: torch.dtype, has_states: bool = True) -> tuple[Any, ...]:

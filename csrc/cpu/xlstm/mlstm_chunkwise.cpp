@@ -54,7 +54,7 @@ struct Forward {
     std::fill_n(ks.values, rows * dp, A(0));
     std::fill_n(n, dp, A(0));
     std::fill_n(C.values, D * ep, A(0));
-    if (from.c) {
+    if (from.n) {  // c is null where values have no size
       std::copy_n(from.n + state * D, D, n);
       for (int64_t d = 0; d < D; ++d) {
         std::copy_n(from.c + (state * D + d) * s.value_size + begin, end - begin,

@@ -70,7 +70,7 @@ struct Backward {
   void start(int64_t state, int64_t dp, A* to) const {
     const int64_t D = s.size, E = s.value_size;
     std::fill_n(to, E * dp + dp, A(0));
-    if (!from.c) return;
+    if (!from.n) return;  // c is null where values have no size
     for (int64_t d = 0; d < D; ++d) {
       for (int64_t e = 0; e < E; ++e) to[e * dp + d] = from.c[(state * D + d) * E + e];
     }
@@ -281,7 +281,7 @@ struct Backward {
   }
 
   void begin(int64_t state, Work& w, const A* first, double carried) const {
-    if (!dc) return;
+    if (!dn) return;
     const int64_t D = s.size, E = s.value_size;
     for (int64_t d = 0; d < D; ++d) {
       std::copy_n(w.dC.values + d * w.ep, E, dc + (state * D + d) * E);

@@ -187,6 +187,8 @@ def _(
         rows = rows * accumulate(per_sample_weights)[:, None]
     y = rows.new_zeros((starts.numel() - 1, weight.shape[1]))
     places = indices.new_empty(0)
+    if not len(y):  # indices of no bag
+        return y.to(weight.dtype), places.view(y.shape) if mode == MODES["max"] else places
     if mode == MODES["max"]:
         into, empty = bag[:, None].expand_as(rows), (counts == 0)[:, None]
         rows = rows.masked_fill(~keep[:, None], -torch.inf)
@@ -218,6 +220,8 @@ def _(
     scale_grad_by_freq: bool,
     need_per_sample: bool,
 ) -> tuple[Tensor, Tensor]:
+    if not len(dy):  # indices of no bag
+        return weight.new_zeros(weight.shape), dy.new_zeros(len(indices) if need_per_sample else 0)
     starts = bag_starts(indices, offsets, bag_size, include_last_offset)
     bag, keep, counts = _occurrences(indices, starts, padding_idx)
     factor = keep.to(accumulate(dy).dtype)
