@@ -30,6 +30,9 @@ from metalcore.mlx.exchange import from_torch, mlx_dtype, shared, to_torch, torc
 Kernels = Callable[..., Any]
 Stream = Any
 
+# where a call is without a stream
+_HERE = nullcontext()
+
 
 class Function:
     """One function of tensors, for arrays."""
@@ -43,12 +46,15 @@ class Function:
         self._graphs: dict[Any, tuple[Graph, Shape]] = {}
 
     def __call__(self, *args: Any, stream: Stream = None, **named: Any) -> Any:
-        call = Filled.of(args, named)
-        with nullcontext() if stream is None else mx.stream(stream):
+        with _HERE if stream is None else mx.stream(stream):
             kernels = simulated() or (_ways.METAL_WAY if on_gpu(stream) else None)
             if kernels is None:
-                found = by_mlx(self._function.__name__, call)
-                found = self._at_once(call) if found is None else found
+                found = by_mlx(self._function.__name__, args, named)
+                if found is not None:
+                    return found
+            call = Filled.of(args, named)
+            if kernels is None:
+                found = self._at_once(call)
                 if found is not None:
                     return found
             key = call.key
@@ -122,8 +128,10 @@ def has_metal_kernels() -> bool:
 
 def on_gpu(stream: Stream) -> bool:
     """Whether Metal kernels compute what is asked of `stream`."""
+    if not has_metal_kernels():
+        return False
     device = mx.default_device() if stream is None else getattr(stream, "device", stream)
-    return has_metal_kernels() and bool(getattr(device, "type", device) == mx.gpu)
+    return bool(getattr(device, "type", device) == mx.gpu)
 
 
 def _with_gradient(

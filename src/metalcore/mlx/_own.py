@@ -5,30 +5,32 @@ From how many values on ours is ahead is in `policy/mlx.toml`: below, the exchan
 longer than the op. What a function of MLX has no argument for is ours, and so is what is wrong.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from metalcore._policy import policy
-from metalcore.mlx._arguments import Filled
 from metalcore.mlx._ways import note
 
 Own = Callable[..., mx.array | None]
 
 
-def by_mlx(name: str, call: Filled) -> mx.array | None:
+def by_mlx(name: str, args: Sequence[Any], named: dict[str, Any]) -> mx.array | None:
     """The result of MLX's op for a call of `name`; None where ours is to compute it."""
     own = _OWN.get(name)
-    if own is None or not call.arrays or call.arrays[0].size >= fewest(name):
+    if own is None:
         return None
-    if any(a.dtype != mx.float32 for a in call.arrays):
+    arrays = [a for a in (*args, *named.values()) if isinstance(a, mx.array)]
+    if not arrays or arrays[0].size >= fewest(name):
         return None
-    args, named = call.with_values(call.arrays)
+    for a in arrays:
+        if a.dtype != mx.float32:
+            return None
     made = own(*args, **named)
     if made is not None:
-        note(name, call.arrays, "mlx", "")
+        note(name, arrays, "mlx", "")
     return made
 
 
@@ -75,7 +77,11 @@ def _geglu(gate: mx.array, up: mx.array, approximate: str = "none") -> mx.array 
 
 
 def _is_row(x: mx.array, *weights: mx.array | None) -> bool:
-    return x.ndim > 0 and all(w is None or w.shape == x.shape[-1:] for w in weights)
+    row = x.shape[-1:]
+    for w in weights:
+        if w is not None and w.shape != row:
+            return False
+    return x.ndim > 0
 
 
 _OWN: dict[str, Own] = {

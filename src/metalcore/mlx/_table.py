@@ -169,6 +169,8 @@ def made(name: str, table: Mapping[str, Entry] = FUNCTIONS) -> Callable[..., Any
     back = {theirs: ours for ours, theirs in _RENAMED.items()}
 
     def call(*args: Any, stream: Any = None, **named: Any) -> Any:
+        if not named:
+            return computed(*args, stream=stream)
         if not named.keys().isdisjoint((*_RENAMED, *_LEFT_OUT)):
             signature.bind(*args, **named)  # raises: it is another's word
         return computed(*args, stream=stream, **{back.get(n, n): v for n, v in named.items()})
