@@ -10,7 +10,8 @@ from torch import Tensor
 
 import metalcore
 
-from ..harness import Bench
+from ..harness import Bench, Built
+from ..mlx.functions import on_arrays
 
 _WINDOW, _CAP = 256, 50.0
 # batch, heads, heads of keys, length, size
@@ -38,6 +39,16 @@ def _ours(**options: Any) -> Callable[..., Tensor]:
     return lambda q, k, v: metalcore.attention(q, k, v, **options)
 
 
+def by_mlx(mask: str | None = None) -> Built:
+    """MLX's own attention, on its CPU device."""
+
+    def attention(of: dict[str, Any]) -> Callable[..., Any]:
+        attend = of["theirs"].fast.scaled_dot_product_attention
+        return lambda q, k, v: attend(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+
+    return on_arrays(attention)
+
+
 def _masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     mask = (distance >= 0) & (distance < _WINDOW)
@@ -61,6 +72,7 @@ def _bench(
     share: float,
     shapes: tuple[tuple[int, ...], ...] = _SHAPES,
     backward: bool = False,
+    **more: Built,
 ) -> Bench:
     def flops(q: Tensor, k: Tensor, v: Tensor) -> int:
         products = 7 if backward else 2
@@ -70,7 +82,7 @@ def _bench(
         op="attention/attention",
         kind=kind,
         run=run,
-        peers={"torch": peer},
+        peers={"torch": peer, **more},
         inputs=_inputs,
         sweep=tuple(dict(zip(_NAMES, shape, strict=True)) for shape in shapes),
         dtypes=_DTYPES,
@@ -85,9 +97,9 @@ def _bench(
 _CAUSAL, _FULL = _ours(causal=True), _ours()
 _SHORT = _SHAPES[2:]
 BENCHES = (
-    _bench("causal", _CAUSAL, _torch(True), 0.5),
+    _bench("causal", _CAUSAL, _torch(True), 0.5, mlx=by_mlx("causal")),
     _bench("causal", _CAUSAL, _torch(True), 0.5, backward=True),
-    _bench("full", _FULL, _torch(False), 1.0, _SHORT),
+    _bench("full", _FULL, _torch(False), 1.0, _SHORT, mlx=by_mlx()),
     _bench("full", _FULL, _torch(False), 1.0, _SHORT, backward=True),
     _bench(
         "window of 256",

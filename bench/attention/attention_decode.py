@@ -8,6 +8,7 @@ from torch import Tensor
 import metalcore
 
 from ..harness import Bench, nbytes
+from .attention import by_mlx
 
 
 def _inputs(heads: int, key_heads: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -23,7 +24,7 @@ def _torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 _BENCH = Bench(
     op="attention/attention_decode",
     run=metalcore.attention_decode,
-    peers={"torch": _torch},
+    peers={"torch": _torch, "mlx": by_mlx()},
     inputs=_inputs,
     sweep=tuple(
         {"heads": 32, "key_heads": h, "length": n} for h in (32, 8) for n in (512, 2048, 8192)
