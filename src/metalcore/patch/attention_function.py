@@ -8,14 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metalcore import _trace
+from metalcore.metal.attention._over_cache import most_rows
 from metalcore.ops.attention.attention import attention
 from metalcore.ops.attention.attention_decode import attention_decode
 from metalcore.patch.attention_masks import Seen, seen_of
 from metalcore.patch.paged_attend import attend_pages
 from metalcore.patch.paged_layer import PagedTensor
-
-# up to so many queries, keys and values are best read once for all heads that share them
-_FEW_QUERIES = 4
 
 
 def attend(
@@ -56,7 +54,7 @@ def attend(
     if needs_scores:
         _trace.record_torch_path("attention", query)
         return _by_torch(query, key, value, mask, seen, dropout, scaling, softcap, s_aux)
-    if _may_decode(query, key, mask, seen):
+    if _may_decode(query, key, value, mask, seen):
         out = attention_decode(query, key, value, window=seen.window, **options)  # type: ignore[arg-type]
     else:
         if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
@@ -86,11 +84,13 @@ def _add(mask: Tensor, bias: Tensor) -> Tensor:
     return mask + bias
 
 
-def _may_decode(query: Tensor, key: Tensor, mask: Tensor | None, seen: Seen) -> bool:
+def _may_decode(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Seen) -> bool:
+    """Whether so few queries share the keys and values of a cache that these are read once."""
+    queries, group = query.shape[2], query.shape[1] // key.shape[1]
+    are_few = group * queries <= most_rows(max(query.shape[3], value.shape[3]))
     return (
         mask is None
-        and query.shape[2] <= _FEW_QUERIES
-        and (seen.causal or query.shape[2] == 1)
+        and (queries == 1 or (seen.causal and queries < key.shape[2] and are_few))
         and not isinstance(seen.window, tuple)
         and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
     )

@@ -24,6 +24,12 @@ CODES = {torch.int8: "char", torch.uint8: "uchar"}
 STORED = {**CODES, **MSL_TYPE}
 
 
+def most_rows(width: int) -> int:
+    """Queries of heads of `width`, of all that share keys, for which a threadgroup reads these
+    once."""
+    return TILE * (4 if width <= 128 else 2 if width <= 256 else 1)
+
+
 class Rows(NamedTuple):
     """A tensor of the cache: its memory, and steps by entry, head and row."""
 
@@ -133,9 +139,9 @@ class OverCache:
         """As many simdgroups as there are rows for, of those that fit."""
         head, values = (round_up(max(n, 1), TILE) for n in (self.size, self.value_size))
         width = max(head, values)
-        most = 4 if width <= 128 else 2 if width <= 256 else 1
         rows = self.group * -(-self.queries * self.batch // max(1, self.entries))
-        simdgroups = next(n for n in (1, 2, 4) if n >= most or n * TILE >= rows)
+        rows = min(rows, most_rows(width))
+        simdgroups = next(n for n in (1, 2, 4) if n * TILE >= rows)
         columns = 32 if width <= 64 else 16 if width <= 128 else 8
         used = (TILE * simdgroups * head + columns * width) * self.dtype.itemsize
         used += 12 * columns + 4 * simdgroups
