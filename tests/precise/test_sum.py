@@ -68,6 +68,15 @@ def test_long_exact_sums_of_every_number_of_parts() -> None:
                 assert found == math.fsum(x.tolist())
 
 
+def test_blocks_whose_bits_just_fit_a_double() -> None:
+    # the sum of a block of 2048 floats has 11 bits more than they span; what it loses is left over
+    large = 2 - 2**-23
+    for bits in range(38, 48):
+        small = (1 + 2**-23) * 2.0 ** (24 - bits)
+        x = torch.tensor([large] * 2047 + [small] + [-large] * 2047 + [0.0])
+        assert precise.sum(x, level="exact").item() == small
+
+
 def test_ten_million_terms() -> None:
     generator = torch.Generator().manual_seed(0)
     whole = torch.randint(-(2**24), 2**24, (10**7,), generator=generator)

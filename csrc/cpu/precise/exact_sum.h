@@ -9,7 +9,15 @@ namespace metalcore::precise {
 // A block of values, exactly.
 template <typename V>
 inline void add_block(Exact& sum, const V* x, int64_t count) {
-  const Range range = range_of(x, count);
+  Range range;
+  if constexpr (std::is_same_v<V, float>) {
+    double block;
+    range = range_and_sum_of(x, count, block);
+    // nearly always: their sum in double as they are is not rounded
+    if (range.is_finite && range.above - range.below <= kPartBits) return sum.add(block);
+  } else {
+    range = range_of(x, count);
+  }
   const auto term = [&](int64_t i, const auto& add) { add(doubles(x + i)); };
   if (range.is_finite && add_exactly(sum, range.above, range.below, count, term)) return;
   for (int64_t i = 0; i < count; ++i) sum.add(static_cast<double>(x[i]));

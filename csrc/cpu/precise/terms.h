@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Terms of a sum as registers of double, and their exact sum at the speed of memory.
 //
-// A block of 2048 terms is looked at twice. Its largest and smallest exponent say how many parts of
-// a term suffice: K sums in double, of the bits that two neighbouring thresholds enclose, each so
-// narrow that 2048 of them add up without rounding. What has a wider range of exponents, or is not
+// The largest and smallest exponent of a block of 2048 terms say how many parts of a term suffice:
+// K sums in double, of the bits that two neighbouring thresholds enclose, each so narrow that 2048
+// of them add up without rounding. Floats of usual data need one, which is added up while exponents
+// are looked at; other blocks are read twice. What has a wider range of exponents, or is not
 // finite, is added term by term.
 #pragma once
 
@@ -19,6 +20,8 @@ using simd::DoubleVec;
 constexpr int64_t kLanes = simd::kLanes<double>;
 constexpr int64_t kBlock = 2048;
 constexpr int kBlockBits = 11;
+// Bits that terms may have for a block's sum in double to be exact.
+constexpr int kPartBits = 53 - kBlockBits;
 // Sums of double in one chain wait for each other; so many chains do not.
 constexpr int kChains = 4;
 
@@ -80,23 +83,47 @@ struct Range {
   bool is_finite;
 };
 
-inline Range range_of(const float* x, int64_t count) {
+// Calls visit(i, half) on the way for each register's worth of floats, in turns for the first and
+// the second of two; to the end of the second there must be zeros.
+template <typename Visit>
+inline Range range_of(const float* x, int64_t count, const Visit& visit) {
   using simd::Bits;
-  Bits most = {}, least = ~Bits{};
-  for (int64_t i = 0; i < count; i += simd::kLanes<float>) {
-    const Bits size = simd::load_as<Bits>(x + i) & 0x7fffffff, less = size - 1;
-    most = most > size ? most : size;
-    // zero becomes the largest of all
-    least = least < less ? least : less;
+  constexpr int64_t kFloats = simd::kLanes<float>;
+  Bits most[2] = {}, least[2] = {~Bits{}, ~Bits{}};
+  for (int64_t i = 0; i < count; i += 2 * kFloats) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = i + half * kFloats;
+      const Bits size = simd::load_as<Bits>(x + at) & 0x7fffffff, less = size - 1;
+      most[half] = most[half] > size ? most[half] : size;
+      // zero becomes the largest of all
+      least[half] = least[half] < less ? least[half] : less;
+      visit(at, half);
+    }
   }
   uint32_t high = 0, low = ~uint32_t(0);
-  for (int64_t lane = 0; lane < simd::kLanes<float>; ++lane) {
-    high = std::max(high, most[lane]);
-    low = std::min(low, least[lane]);
+  for (int64_t lane = 0; lane < kFloats; ++lane) {
+    high = std::max({high, most[0][lane], most[1][lane]});
+    low = std::min({low, least[0][lane], least[1][lane]});
   }
   if (high == 0) return {-149, -149, true};
   const int top = high >> 23, bottom = (low + 1) >> 23;
   return {std::max(top, 1) - 126, std::max(bottom, 1) - 150, top != 255};
+}
+
+inline Range range_of(const float* x, int64_t count) {
+  return range_of(x, count, [](int64_t, int) {});
+}
+
+// The range of floats, and their sum in double as they are, in one pass.
+inline Range range_and_sum_of(const float* x, int64_t count, double& sum) {
+  DoubleVec sums[2][2] = {};
+  const Range range = range_of(x, count, [&](int64_t i, int half) {
+    sums[half][0] += doubles(x + i);
+    sums[half][1] += doubles(x + i + kLanes);
+  });
+  sum = total((sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]));
+  return range;
 }
 
 inline Range range_of(const double* x, int64_t count) {
@@ -154,7 +181,7 @@ bool add_exactly(Exact& sum, int above, int below, int64_t count, const Term& te
   // thresholds and sums stay in range
   if (above > 1000 || above < -700) return false;
   const int width = above - below;
-  if (width <= 42) {
+  if (width <= kPartBits) {
     add_parts<1>(sum, above, count, term);
   } else if (width <= 85) {
     add_parts<2>(sum, above, count, term);
