@@ -11,11 +11,14 @@ from tests.distributed.launch import ALLOWED, Outcome, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 MODULES = (
-    *("ops", "functions", "training", "parallel", "losses"),
+    *("ops", "functions", "training", "optimizers", "parallel", "losses"),
     *("linear_algebra", "sequences", "checkpoints"),
 )
 # What four processes show that two do not.
-OF_FOUR = ("two_dimensional", "fsdp2_clip_norm", "tsqr", "ring", "exact", "bytes", "fsdp2_muon")
+OF_FOUR = (
+    *("two_dimensional", "fsdp2_clip_norm", "tsqr", "ring", "exact", "bytes", "fsdp2_muon"),
+    *("rounding", "infinite"),
+)
 
 
 def _expect_right(outcomes: dict[str, Outcome]) -> None:
