@@ -46,35 +46,30 @@ struct gelu_tanh {
   }
 };
 
-// x * P(X <= x) for a standard normal X. P(X > a) = density(a) * t * m(1 - t), t = 4 / (4 + a), for
-// a >= 0, where m interpolates at Chebyshev nodes, to half an ulp.
+// x * P(X <= x) for a standard normal X. P(X > a) is 2 to a polynomial in a >= 0: within 1.4e-8,
+// and up to a = 9 within a thousandth of itself. Beyond, it falls faster.
 struct gelu_erf {
-  static float value(float x) { return x * below(x, density(x)); }
+  static float value(float x) { return x * below(x); }
 
   static value_and_slope both(float x) {
-    const float d = density(x);
-    const float p = below(x, d);
-    return {x * p, p + x * d};
+    const float p = below(x);
+    const float density = precise::exp2(fma(x * x, -0.721347520f, -1.32574806f));
+    return {x * p, fma(x, density, p)};
   }
 
-  static float density(float x) { return precise::exp(x * x * -0.5f) * 0.398942280f; }
-
-  static float below(float x, float d) {
-    const float a = abs(x) > 64.0f ? 64.0f : abs(x);  // there is no density beyond
-    const float t = 4.0f * reciprocal(4.0f + a);
-    const float v = a * t * 0.25f;
-    float m = -0.00107376114f;
-    m = m * v - 0.0450433977f;
-    m = m * v + 0.236193374f;
-    m = m * v - 0.397877961f;
-    m = m * v + 0.086705707f;
-    m = m * v + 0.387924939f;
-    m = m * v + 0.198860243f;
-    m = m * v - 2.00225806f;
-    m = m * v + 3.2799437f;
-    m = m * v - 2.74668884f;
-    m = m * v + 1.25331414f;
-    const float tail = d * t * m;
+  static float below(float x) {
+    const float a = abs(x);
+    float m = -1.23655086e-8f;
+    m = fma(m, a, 4.58906413e-7f);
+    m = fma(m, a, -7.01540012e-6f);
+    m = fma(m, a, 5.58216962e-5f);
+    m = fma(m, a, -2.17462832e-4f);
+    m = fma(m, a, -1.10982844e-4f);
+    m = fma(m, a, 0.00706201745f);
+    m = fma(m, a, -0.0525063239f);
+    m = fma(m, a, -0.459203452f);
+    m = fma(m, a, -1.15110576f);
+    const float tail = precise::exp2(fma(m, a, -1.0f));
     return x < 0.0f ? tail : 1.0f - tail;
   }
 };
