@@ -83,10 +83,10 @@ NOT_READ_BY_TRANSFORMERS = {"llama 3, tied", "phi3, long"}
 TOKENS = torch.arange(2, 26).reshape(2, 12)
 
 
-def build(kind: str) -> Any:
+def build(kind: str, **changes: Any) -> Any:
     model_type, more = KINDS[kind]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **{**SIZES, **more})
+    config = AutoConfig.for_model(model_type, **{**SIZES, **more, **changes})
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() == 1:

@@ -25,6 +25,7 @@ _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "
 _FILE_TYPES |= {"q4_K": 14, "q5_K": 16, "q6_K": 18, "iq4_nl": 25, "bf16": 32, "mxfp4": 38}
 # what llama.cpp takes where rows are no multiple of 256
 _SMALLER = {"q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
+_PHI3 = frozenset({"<unk>", "<s>", "</s>", "<|endoftext|>"})
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,11 +60,12 @@ def save_gguf(
     architecture = architectures.of_model(config.model_type)
     _expect_schemes(scheme)
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    metadata = _metadata(config, architecture, name)
+    says = {} if tokenizer is None else _tokenizer(tokenizer, config.vocab_size)
+    metadata = _metadata(config, architecture, name or _default_name(architecture, says))
     tensors = _Tensors(model, architecture, scheme)
     metadata |= {"general.quantization_version": 2, "general.file_type": tensors.file_type}
-    if tokenizer is not None:
-        metadata |= _tokenizer(tokenizer, config.vocab_size)
+    # llama.cpp opens no file that does not say what its tokenizer is
+    metadata |= says or {"tokenizer.ggml.model": "none"}
     names = tensors.names()
     stored: dict[str, Stored] = {}
     for i, tensor in enumerate(names):
@@ -103,7 +105,15 @@ def _tokenizer(tokenizer: Any, rows: int) -> dict[str, Any]:
 # -- metadata
 
 
-def _metadata(config: Any, architecture: Architecture, name: str | None) -> dict[str, Any]:
+def _default_name(architecture: Architecture, says: Mapping[str, Any]) -> str:
+    # of what is called a phi3 llama.cpp wants the tokens of Phi-3
+    is_other = architecture.name == "phi3" and not _PHI3.issubset(
+        says.get("tokenizer.ggml.tokens", ())
+    )
+    return "model" if is_other else f"{architecture.name} model"
+
+
+def _metadata(config: Any, architecture: Architecture, name: str) -> dict[str, Any]:
     # llama.cpp knows Mistral as a Llama, and by its name
     written = "llama" if architecture.name == "mistral" else architecture.name
     heads = config.num_attention_heads
@@ -112,7 +122,7 @@ def _metadata(config: Any, architecture: Architecture, name: str | None) -> dict
     rope = rope.get("full_attention", rope)
     said: dict[str, Any] = {
         "general.architecture": written,
-        "general.name": name or f"{architecture.name} model",
+        "general.name": name,
         f"{written}.block_count": config.num_hidden_layers,
         f"{written}.context_length": config.max_position_embeddings,
         f"{written}.embedding_length": config.hidden_size,

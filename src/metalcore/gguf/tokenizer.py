@@ -7,8 +7,9 @@ from typing import Any
 
 from metalcore._check import expect
 from metalcore._optional import need
-from metalcore.gguf.format import GGUFError
+from metalcore.gguf.format import ARRAY, STRING, GGUFError
 from metalcore.gguf.reader import GGUFFile
+from metalcore.gguf.writer import Value
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
@@ -220,8 +221,9 @@ def metadata_of(tokenizer: Any) -> dict[str, Any]:
     }
     if not is_bytes:
         says["tokenizer.ggml.scores"] = [-float(i) for i in range(len(tokens))]
-    if merges:
-        says["tokenizer.ggml.merges"] = merges
+    # llama.cpp wants them of a byte-level tokenizer, also where there are none
+    if merges or is_bytes:
+        says["tokenizer.ggml.merges"] = Value(merges, ARRAY, STRING)
     for key, name in _SPECIAL.items():
         token_id = getattr(tokenizer, f"{name}_token_id")
         if token_id is not None:

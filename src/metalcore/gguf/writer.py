@@ -132,9 +132,9 @@ def _value(key: str, value: Any) -> bytes:
         return head + _string(value.value)
     if value.kind != ARRAY:
         return head + struct.pack(f"<{SCALARS[value.kind]}", value.value)
-    expect(len(value.value) > 0, "write_gguf", f"{key!r} is an empty array, which has no kind")
     element = value.element
     if element is None:
+        expect(len(value.value) > 0, "write_gguf", f"{key!r} is an empty array, which has no kind")
         element = _kind(key, value.value[0])
         # of the numbers of an array Python's int is signed for the `gguf` package
         element = I32 if element == U32 else element
