@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "backward_products.h"
+#include "backward_rows.h"
 
 namespace metalcore::cpu {
 namespace {
@@ -59,7 +60,11 @@ struct Backward {
     A *dkeys, *dvalues;
   };
 
+  // Whether one head alone adds to the keys of a task: sums of a tile are then done with it.
+  bool is_by_tiles() const { return problem.sizes.group() == 1; }
+
   Memory memory(const Task& t) const {
+    const int64_t sums = is_by_tiles() ? std::min(kKeys, t.keys.count()) : t.keys.count();
     const int64_t lanes = product::round_up(t.sequence.queries, W);
     const int64_t wide = std::max(width, value_width);
     const int64_t sizes[] = {lanes * width,
@@ -77,8 +82,8 @@ struct Backward {
                              kKeys * W,
                              W * wide,
                              W,
-                             t.keys.count() * width,
-                             t.keys.count() * value_width};
+                             sums * width,
+                             sums * value_width};
     int64_t total = 0;
     for (const int64_t n : sizes) total += Pieces<A>::size(n);
     Pieces<A> pieces(total);
@@ -176,7 +181,7 @@ struct Backward {
     } else {
       pull_back<false>(count, m.head.lse + i * W, m.head.delta + i * W, w);
     }
-    const int64_t from = seen.begin - t.keys.begin;
+    const int64_t from = seen.begin - (is_by_tiles() ? range : t.keys).begin;
     products.add(
         queries, tile, skipped, count, of.count, hides, w,
         {m.dvalues + from * value_width, m.dkeys + from * width, m.head.sums + i * W * width});
@@ -208,11 +213,26 @@ struct Backward {
     });
   }
 
+  void start_keys(Keys keys, const Memory& m) const {
+    std::fill_n(m.dkeys, keys.count() * width, A(0));
+    std::fill_n(m.dvalues, keys.count() * value_width, A(0));
+  }
+
+  void finish_keys(const Task& t, Keys keys, const Memory& m) const {
+    const Sizes& s = problem.sizes;
+    for (int64_t i = 0; i < keys.count(); ++i) {
+      const int64_t row = t.sequence.first_key + keys.begin + i;
+      store_row(m.dkeys + i * width, problem.scale, s.size,
+                dk.at(t.sequence.batch, t.key_head, row));
+      store_row(m.dvalues + i * value_width, A(1), s.value_size,
+                dv.at(t.sequence.batch, t.key_head, row));
+    }
+  }
+
   void operator()(const Task& t) const {
     const Sizes& s = problem.sizes;
     const Memory m = memory(t);
-    std::fill_n(m.dkeys, t.keys.count() * width, A(0));
-    std::fill_n(m.dvalues, t.keys.count() * value_width, A(0));
+    if (!is_by_tiles()) start_keys(t.keys, m);
     const int64_t panels = (t.sequence.queries + W - 1) / W;
     typename Products::Tile tile;
     for (int64_t head = t.key_head * s.group(); head < (t.key_head + 1) * s.group(); ++head) {
@@ -222,17 +242,13 @@ struct Backward {
         const int64_t row = t.sequence.first_key + begin;
         products.load(k.at(t.sequence.batch, t.key_head, row), k.row,
                       v.at(t.sequence.batch, t.key_head, row), v.row, range.count(), m.tile, tile);
+        if (is_by_tiles()) start_keys(range, m);
         for (int64_t i = 0; i < panels; ++i) add(t, head, i, range, tile, m);
+        if (is_by_tiles()) finish_keys(t, range, m);
       }
       finish_head(t, head, m);
     }
-    for (int64_t i = 0; i < t.keys.count(); ++i) {
-      const int64_t row = t.sequence.first_key + t.keys.begin + i;
-      store_row(m.dkeys + i * width, problem.scale, s.size,
-                dk.at(t.sequence.batch, t.key_head, row));
-      store_row(m.dvalues + i * value_width, A(1), s.value_size,
-                dv.at(t.sequence.batch, t.key_head, row));
-    }
+    if (!is_by_tiles()) finish_keys(t, t.keys, m);
   }
 
   // The sum of the parts' dq, in order.
@@ -268,45 +284,6 @@ std::vector<typename B::Task> tasks_of(const B& b) {
     }
   }
   return tasks;
-}
-
-// dO.O - dlse of each row.
-template <typename T>
-void row_products(const Sizes& s, const Tensor& dout, const Tensor& out, const Acc<T>* dlse,
-                  Acc<T>* delta) {
-  const Heads<const T> d(dout), o(out);
-  const int64_t rows = s.batch * s.heads * s.queries;
-  parallel_for(0, rows, grain_rows(s.value_size), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t b = r / (s.heads * s.queries), h = r / s.queries % s.heads, t = r % s.queries;
-      const T *x = d.at(b, h, t), *y = o.at(b, h, t);
-      delta[r] = simd::sum_over<T>(s.value_size, [&](int64_t i, auto elements) {
-        return simd::load(x + i, elements) * simd::load(y + i, elements);
-      });
-      if (dlse) delta[r] -= dlse[r];
-    }
-  });
-}
-
-// -sum over rows of exp(sink - lse) * delta, for each head.
-template <typename A>
-Tensor sink_gradients(const Problem<A>& problem, const std::optional<Tensor>& sinks, const A* lse,
-                      const A* delta) {
-  const Sizes& s = problem.sizes;
-  const int64_t heads = sinks ? s.heads : 0;
-  const ScalarType sums = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-  Tensor d = empty(&heads, 1, sums);
-  for (int64_t h = 0; h < heads; ++h) {
-    double total = 0;
-    for (int64_t b = 0; b < s.batch; ++b) {
-      for (int64_t t = 0; t < s.queries; ++t) {
-        const int64_t r = (b * s.heads + h) * s.queries + t;
-        if (lse[r] != kHidden<A>) total -= std::exp(problem.sinks[h] - lse[r]) * delta[r];
-      }
-    }
-    mutable_data<A>(d)[h] = A(total);
-  }
-  return sinks ? to_dtype(d, sinks->scalar_type()) : d;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
