@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Attention of a few queries, as in generation: the head's elements stand in the lanes.
 //
-// A task reads a part of the keys and values once, in order, for all queries of the heads that
-// share them; of all heads together where these lie side by side. Parts are merged in order:
-// (largest, sum, result) of each. Keys and values are of T, or codes S of 8 bits.
+// A task reads a part of the keys and values once, from a few runs in turns (key_products.h), for
+// all queries of the heads that share them; of all heads together where these lie side by side.
+// Parts are merged in order: (largest, sum, result) of each. Keys and values are of T, or codes S
+// of 8 bits.
 #pragma once
 
 #include "cache.h"
+#include "key_products.h"
 #include "scores.h"
 
 namespace metalcore::cpu::tiles {
@@ -17,13 +19,12 @@ constexpr int64_t kPart = 512;
 // Tasks to have before one takes several heads, so that threads find work.
 constexpr int64_t kManyTasks = 16;
 
-// Registers of sums, for kRows queries and so many Pairs of a value.
+// Pairs of a value whose sums for two queries are in registers: of a usual head, all where there
+// are 32 registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
-template <int Rows>
-constexpr int kPairs = Rows == 4 ? 2 : 4;
+constexpr int kPairs = 4;
 #else
-template <int Rows>
-constexpr int kPairs = Rows == 4 ? 1 : 2;
+constexpr int kPairs = 2;
 #endif
 
 template <typename T, typename S>
@@ -70,39 +71,28 @@ struct FewQueries {
     int64_t count() const { return keys.count(); }
   };
 
-  // scores[r][key] = scale * q.k for `Rows` queries: as many dot products at once as a register has
-  // lanes, which are then added up across lanes together.
+  // scores[r][key] = scale * q.k for `Rows` queries.
   template <int Rows>
   void dot(const Step& step, const A* queries) const {
-    constexpr int kAtOnce = int(L) / Rows;
-    const int64_t n = problem.sizes.size;
+    using Products = KeyProducts<Rows, T, S>;
+    constexpr int kEach = Products::kEach;
     const S* const keys = cache.k.values + step.key_head * cache.k.head;
-    for (int64_t at = 0; at < step.count(); at += kAtOnce) {
-      Vec<A> sums[L] = {};
-      const auto add = [&](int64_t d, auto elements) {
-#pragma GCC unroll 16
-        for (int x = 0; x < kAtOnce; ++x) {
-          const auto values = load_stored<A>(keys + step.at.k[at + x] + d, elements);
-#pragma GCC unroll 4
-          for (int r = 0; r < Rows; ++r) {
-            const A* query = queries + r * width + d;
-            sums[r * kAtOnce + x] += values.first * simd::load_as<Vec<A>>(query);
-            sums[r * kAtOnce + x] += values.second * simd::load_as<Vec<A>>(query + L);
-          }
-        }
-      };
-      simd::for_each_pair<T>(n, add);
-      lanes::transpose<A>(sums);
-#pragma GCC unroll 4
-      for (int by = 1; by < L; by *= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i + by < L; i += 2 * by) sums[i] += sums[i + by];
+    // keys between the starts of two runs
+    const int64_t apart = product::round_up(step.count(), Products::kKeys) / Products::kStreams;
+    for (int64_t first = 0; first < apart; first += kEach) {
+      Products products{{}, queries, width, problem.sizes.size};
+      for (int x = 0; x < Products::kKeys; ++x) {
+        products.keys[x] = keys + step.at.k[first + x / kEach * apart + x % kEach];
       }
+      const Vec<A> found = products();
+      const char* from = reinterpret_cast<const char*>(&found);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        std::memcpy(step.scores + r * kStepKeys + at,
-                    reinterpret_cast<const char*>(&sums[0]) + r * kAtOnce * sizeof(A),
-                    kAtOnce * sizeof(A));
+#pragma GCC unroll 4
+        for (int run = 0; run < Products::kStreams; ++run, from += kEach * sizeof(A)) {
+          A* const to = step.scores + r * kStepKeys + first + run * apart;
+          std::memcpy(to, from, kEach * sizeof(A));
+        }
       }
     }
   }
@@ -200,25 +190,25 @@ struct FewQueries {
   void add_strip(const S* values, const int64_t* at, const A* weights, int64_t count, A* results,
                  Elements elements) const {
     Vec<A> sums[Rows][2 * Pairs];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
       for (int x = 0; x < 2 * Pairs; ++x) {
         sums[r][x] = simd::load_as<Vec<A>>(results + r * row_values() + x * L);
       }
     }
-    for (int64_t i = 0; i < count; ++i) {
+    for_each_in_runs(count, [&](int64_t i) {
 #pragma GCC unroll 4
       for (int p = 0; p < Pairs; ++p) {
         const auto x = load_stored<A>(values + at[i] + p * simd::kStep<T>, elements);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (int r = 0; r < Rows; ++r) {
           sums[r][2 * p] += x.first * weights[r * kStepKeys + i];
           sums[r][2 * p + 1] += x.second * weights[r * kStepKeys + i];
         }
       }
-    }
-#pragma GCC unroll 4
+    });
+#pragma GCC unroll 2
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
       for (int x = 0; x < 2 * Pairs; ++x) {
@@ -230,23 +220,23 @@ struct FewQueries {
   template <int Rows>
   void add_values(const S* values, const int64_t* at, const A* weights, int64_t count,
                   A* results) const {
-    constexpr int64_t kWide = kPairs<Rows> * simd::kStep<T>;
+    constexpr int64_t kWide = kPairs * simd::kStep<T>;
     const int64_t n = problem.sizes.value_size;
     int64_t d = 0;
     for (; d + kWide <= n; d += kWide) {
-      add_strip<Rows, kPairs<Rows>>(values + d, at, weights, count, results + d, simd::All{});
+      add_strip<Rows, kPairs>(values + d, at, weights, count, results + d, simd::All{});
     }
     simd::for_each_pair<T>(n - d, [&](int64_t i, auto elements) {
       add_strip<Rows, 1>(values + d + i, at, weights, count, results + d + i, elements);
     });
   }
 
-  // The same for values that are not finite: what is hidden adds nothing.
+  // The same, in the same order, for values that are not finite: what is hidden adds nothing.
   void add_visible(const S* values, const int64_t* at, const A* shares, const A* weights,
                    int64_t count, A* result) const {
-    for (int64_t i = 0; i < count; ++i) {
+    for_each_in_runs(count, [&](int64_t i) {
       if (!std::signbit(shares[i])) add_values<1>(values, at + i, weights + i, 1, result);
-    }
+    });
   }
 
   bool are_values_finite(const Step& step, const S* values) const {
@@ -293,7 +283,11 @@ struct FewQueries {
                     results + r * row_values() + 2 * L);
       }
     } else {
-      add_values<Rows>(values, step.at.v, weights, count, results + 2 * L);
+      constexpr int kTogether = std::min(Rows, 2);
+      for (int r = 0; r < Rows; r += kTogether) {
+        add_values<kTogether>(values, step.at.v, weights + r * kStepKeys, count,
+                              results + r * row_values() + 2 * L);
+      }
     }
   }
 
