@@ -44,7 +44,7 @@ def row_bytes(columns: int, type: str) -> int:
     return columns // form.values * form.bytes
 
 
-_NOT_KEPT = ("_tiles", "_tiles_of", "release_weight")
+NOT_KEPT = ("_tiles", "_tiles_of", "release_weight")
 
 
 class _Tiles:
@@ -79,7 +79,7 @@ class _Tiles:
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and pickles make their own tiles, and are views of no file
-        return {k: v for k, v in vars(self).items() if k not in _NOT_KEPT}
+        return {k: v for k, v in vars(self).items() if k not in NOT_KEPT}
 
 
 class GGMLLinear(_Tiles, nn.Linear):

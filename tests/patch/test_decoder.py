@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import metalcore
+from metalcore.patch import decode_parts
 from metalcore.patch.decode_cache import DecoderCache
 from tests.patch.families import FAMILIES, Family, build
 
@@ -157,6 +159,31 @@ def test_quantized_models(scheme: str) -> None:
         found = generate(model, prompt(), 60)
     assert torch.equal(found, truth)
     assert steps(seen) == 59
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "kinds"), [("Llama", "", 1), ("Llama", "q8_0", 1), ("Gemma3", "", 2)]
+)
+def test_layers_that_are_alike_are_asked_once(
+    name: str, scheme: str, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"num_hidden_layers": 6}
+    if name == "Gemma3":
+        layers["layer_types"] = LOCAL["layer_types"] * 3
+    model = made(name, **layers)
+    if scheme:
+        metalcore.quantize_model(model, scheme)
+    asked: Counter[str] = Counter()
+
+    def counted(part: str, ask: Any, *args: Any) -> Any:
+        asked[part] += 1
+        return ask(*args)
+
+    for part in ("_heads", "_wiring"):
+        ask = getattr(decode_parts, part)
+        monkeypatch.setattr(decode_parts, part, partial(counted, part, ask))
+    assert metalcore.decoder(model).is_recorded
+    assert asked == {"_heads": kinds, "_wiring": kinds}
 
 
 def test_bfloat16_models_are_computed_in_float32_between_products() -> None:

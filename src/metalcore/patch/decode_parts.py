@@ -7,10 +7,10 @@ is called with known functions in the place of attention and feed-forward.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from metalcore._accuracy import error
-from metalcore._quantized_layers import GGMLLinear, Int4Linear, Int8Linear
+from metalcore._quantized_layers import NOT_KEPT, GGMLLinear, Int4Linear, Int8Linear
 from metalcore.patch import attention as attentions
 from metalcore.patch import mlp as mlps
 from metalcore.patch import norms, rotary
@@ -91,13 +91,20 @@ def _known(module: nn.Module, where: Any) -> Any:
     """What `accelerate` recognises; modules that are alike are asked once."""
     if isinstance(module, Swapped):
         return module.origin.kind, module.origin.how
-    key = (where.__name__, likeness(module))
+    return _once(where.__name__, module, lambda: where.recognise(module))
+
+
+def _once(what: str, module: nn.Module, ask: Callable[[], Any]) -> Any:
+    """The answer of a module, or of one that is like it: of layers that are counted, the first."""
+    key = (what, likeness(module, _OF_EACH))
     answers = _answers.get()
     if key not in answers:
-        answers[key] = where.recognise(module)
+        answers[key] = ask()
     return answers[key]
 
 
+# what sets layers apart that are alike
+_OF_EACH = frozenset({"layer_idx", *NOT_KEPT})
 # while a model is recorded: what was asked already
 _answers: ContextVar[dict[Any, Any]] = ContextVar("metalcore_recognised")
 
@@ -144,8 +151,11 @@ def layer_parts(module: nn.Module, embeddings: tuple[Tensor, Tensor], x: Tensor)
         raise NotRecorded(f"{type(mlp).__name__} is no gated feed-forward layer of plain matrices")
     if answer[0] is mlps.Experts:
         raise NotRecorded(f"{type(mlp).__name__} chooses among experts")
-    heads = _heads(attention[0], embeddings, x)
-    wiring = _wiring(module, attention[0], mlp, embeddings, x)
+    heads = _once("heads", attention[0], lambda: _heads(attention[0], embeddings, x))
+    if heads.sinks is not None:
+        # which are weights, of each layer its own
+        heads = _heads(attention[0], embeddings, x)
+    wiring = _once("wiring", module, lambda: _wiring(module, attention[0], mlp, embeddings, x))
     return Layer(attention[0], mlp, heads, wiring, *answer)
 
 
@@ -180,9 +190,11 @@ def _heads(module: nn.Module, embeddings: tuple[Tensor, Tensor], x: Tensor) -> A
     if seen.v.shape[-1] != size or heads % key_heads:
         raise NotRecorded(f"{name} has values of another size than its keys")
     others = seen.others
+    # several ways share a product
+    given = cache(lambda name: module.get_submodule(name)(x))
     for how in _ways(module, heads, key_heads, size):
-        if ask(partial(_gives, module, how, seen, embeddings, x)) is True:
-            out = _out(module, seen, answer)
+        if ask(partial(_gives, module, how, seen, embeddings, given)) is True:
+            out = _out(module, how[1], seen, answer)
             scale = others.get("scaling")
             return Attention(
                 heads,
@@ -240,10 +252,13 @@ def _width(module: nn.Module, name: str) -> int:
     return 0 if weight is None else weight.numel()
 
 
-def _gives(module: nn.Module, way: Ways, seen: _Seen, embeddings: Any, x: Tensor) -> bool:
-    """Whether the queries, keys and values that were seen are made this way."""
+def _gives(
+    module: nn.Module, way: Ways, seen: _Seen, embeddings: Any, given: Callable[[str], Tensor]
+) -> bool:
+    """Whether the queries, keys and values that were seen are made this way, of the products that
+    projections give."""
     how, projections, pair, whole = way
-    parts = [module.get_submodule(name)(x) for name in projections]
+    parts = [given(name) for name in projections]
     counts = (seen.q.shape[1], seen.k.shape[1], seen.k.shape[1])
     size = seen.q.shape[-1]
     if len(parts) == 1:
@@ -269,10 +284,12 @@ def is_near(a: Tensor, b: Tensor) -> bool:
     return error(a, b) <= _FAR[b.dtype if b.dtype in _FAR else torch.float32]
 
 
-def _out(module: nn.Module, seen: _Seen, answer: Tensor) -> str:
+def _out(module: nn.Module, projections: tuple[str, ...], seen: _Seen, answer: Tensor) -> str:
     attended = seen.result.flatten(2)
     linears: dict[str, Any] = mlps._linears(module)
     for name, linear in linears.items():
+        if name in projections:
+            continue
         if linear.in_features == attended.shape[-1] and is_near(linear(attended), answer):
             return name
     raise NotRecorded(f"{type(module).__name__} does something else than a product at its end")

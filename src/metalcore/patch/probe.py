@@ -3,6 +3,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,25 +65,37 @@ def ask(question: Callable[[], Any]) -> Any:
     ):
         # of dtypes or shapes that a user of the layer would not mix
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         try:
             return question()
         except NO_ANSWER:
             return None
 
 
-def likeness(module: nn.Module) -> Hashable:
-    """Equal for modules that compute the same but for the values of their weights."""
+def likeness(module: nn.Module, but: frozenset[str] = frozenset()) -> Hashable:
+    """Equal for modules that compute the same but for the values of their weights; attributes that
+    `but` names may differ."""
     shapes = tuple(
         (name, None if p is None else tuple(p.shape)) for name, p in module._parameters.items()
     )
-    own = (item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE)
-    attributes = tuple(
-        (name, value if isinstance(value, (bool, int, float, str, tuple)) else id(value))
-        for name, value in own
-    )
-    parts = tuple((name, likeness(child)) for name, child in module.named_children())
+    own = (item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE | but)
+    attributes = tuple((name, _likeness_of(value, but)) for name, value in own)
+    parts = tuple((name, likeness(child, but)) for name, child in module.named_children())
     return type(module), shapes, attributes, parts
+
+
+def _likeness_of(value: Any, but: frozenset[str]) -> Hashable:
+    match value:
+        case bool() | int() | float() | str() | tuple():
+            return value
+        case dict():
+            return tuple((name, _likeness_of(item, but)) for name, item in value.items())
+        case nn.Module():
+            return likeness(value, but)
+        case partial():
+            return id(value.func), value.args, tuple(value.keywords.items())
+        case _:
+            return id(value)
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
