@@ -10,6 +10,7 @@ from torch import Tensor
 import metalcore
 from metalcore._accuracy import error
 from metalcore._op import Op
+from metalcore.ops.attention._eight_bit import encoded
 from metalcore.ops.decode._tape import Tape
 from metalcore.ops.decode.decode_step import small_tape, tape_end
 from metalcore.ops.quant._ggml import FORMATS
@@ -31,7 +32,16 @@ def arguments(dtype: torch.dtype, interleaved: bool = False) -> tuple[Any, ...]:
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_matches_reference(backend: Backend, interleaved: bool) -> None:
     for dtype in HALVES:
-        args = arguments(dtype, interleaved)
+        args = (*arguments(dtype, interleaved), None)
+        check_op(backend, "decode_step", args, reduces_over=64, differentiable=False)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_and_values_in_8_bits(backend: Backend, interleaved: bool) -> None:
+    for dtype in HALVES:
+        text, tensors, cache, *places = arguments(dtype, interleaved)
+        codes, scales = encoded(cache, torch.int8, has_scale=True)
+        args = (text, tensors, codes, *places, scales)
         check_op(backend, "decode_step", args, reduces_over=64, differentiable=False)
 
 
@@ -169,6 +179,10 @@ def test_shapes_are_checked_in_words() -> None:
         metalcore.decode_step(text, tensors, cache[0], *places)
     with pytest.raises(ValueError, match="slots must be int64"):
         metalcore.decode_step(text, tensors, cache, *places[:2], places[2].float(), places[3])
+    with pytest.raises(ValueError, match="scales are for a cache of int8"):
+        metalcore.decode_step(text, tensors, cache.to(torch.int8), *places)
+    with pytest.raises(ValueError, match="scales must be float32"):
+        metalcore.decode_step(text, tensors, cache.to(torch.int8), *places, cache[..., 0].half())
 
 
 def test_it_has_no_gradient() -> None:

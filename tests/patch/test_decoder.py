@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import metalcore
+from metalcore._accuracy import error, tolerance
 from metalcore.patch import decode_parts
 from metalcore.patch.decode_cache import DecoderCache
+from metalcore.patch.decode_record import record
 from tests.patch.families import FAMILIES, Family, build
 
 WINDOWED = {"sliding_window": 6}
@@ -186,6 +188,18 @@ def test_layers_that_are_alike_are_asked_once(
     assert asked == {"_heads": kinds, "_wiring": kinds}
 
 
+def test_activations_of_8_bits_are_proved_as_coarse_as_they_are() -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    model = made(num_hidden_layers=8, **sizes)
+    metalcore.quantize_model(model, "q4_0", skip=())
+    assert record(model).rounds_to == torch.float32
+    for module in model.modules():
+        if isinstance(module, metalcore.GGMLLinear):
+            module.activation = "int8"
+    assert record(model).rounds_to == torch.bfloat16
+    assert metalcore.decoder(model).is_recorded
+
+
 def test_bfloat16_models_are_computed_in_float32_between_products() -> None:
     model = made().to(torch.bfloat16)
     with metalcore.decoder(model) as d:
@@ -205,6 +219,48 @@ def test_keys_and_values_in_half(dtype: torch.dtype) -> None:
             generate(model, prompt(), 20, past_key_values=cache)
     assert cache.store.dtype == dtype
     assert "decode_step" in seen.paths
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
+def test_keys_and_values_in_8_bits(name: str, how: dict[str, Any]) -> None:
+    model = made(name)
+    truth = generate(model, prompt(2), 40, past_key_values=metalcore.QuantizedCache(), **how)
+    with metalcore.decoder(model, dtype=torch.int8) as d, metalcore.trace() as seen:
+        assert d.is_recorded, d.why_not
+        cache = d.cache()
+        found = generate(model, prompt(2), 40, past_key_values=cache, **how)
+    assert torch.equal(found, truth)
+    assert steps(seen) == 39
+    store = cache.store
+    assert store.dtype == torch.int8
+    assert cache.nbytes == store.values.numel() + 4 * store.values[..., 0].numel()
+
+
+@pytest.mark.parametrize("family", TAKEN, ids=lambda f: f.name)
+def test_8_bits_are_as_close_as_their_rounding(family: Family) -> None:
+    model, tokens = made(family), prompt().repeat(1, 5)
+    logits = []
+    for dtype in (torch.float32, torch.int8):
+        with metalcore.decoder(model, dtype=dtype) as d, torch.no_grad():
+            cache = d.cache()
+            model(input_ids=tokens, past_key_values=cache)
+            each = [model(input_ids=tokens[:, i : i + 1], past_key_values=cache) for i in range(9)]
+            logits.append(torch.cat([one.logits for one in each], 1))
+    # half a step of 127 of the largest value: the rounding of a bfloat16
+    assert 0 < error(logits[1], logits[0]) <= tolerance("decode_step", torch.bfloat16, 1)
+
+
+def test_rows_in_8_bits() -> None:
+    model = made()
+    rows = metalcore.decoder(model, dtype=torch.int8).rows(2, tokens=4)
+    cache = metalcore.QuantizedCache()
+    truth = generate(model, prompt(), 80, past_key_values=cache)[0, 9:].tolist()
+    row, found = rows.add(prompt()), []
+    while len(found) < 80:
+        found.append(int(rows.logits(row).argmax()))
+        rows.step({row: found[-1]})
+    assert found == truth
 
 
 def test_the_metal_program_gives_the_same_tokens() -> None:

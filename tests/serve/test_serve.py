@@ -338,5 +338,5 @@ def test_a_folder_of_transformers_is_served_with_8_bit_keys(tmp_path: Path) -> N
         found = ask.chat.completions.create(messages=say("6+6"), model="folder", temperature=0)
         assert found.choices[0].message.content == "12"
     rows: Any = service.engine._rows
-    assert rows.cache.layers[0].k.dtype == torch.int8
-    assert rows.cache.used_pages == 0
+    assert rows._store.dtype == torch.int8
+    assert rows.active == ()

@@ -178,11 +178,28 @@ std::vector<Token> tokens_of(const Tensor& ids, const Tensor& rows, const Tensor
   return found;
 }
 
+void expect_scales(const Tensor& cache, const std::optional<Tensor>& scales) {
+  STD_TORCH_CHECK(scales.has_value() == (cache.scalar_type() == ScalarType::Char), kOp,
+                  ": a cache of int8 has scales, and no other");
+  if (!scales) return;
+  bool fits = scales->is_cpu() && scales->dim() == 5 && scales->scalar_type() == ScalarType::Float;
+  for (int64_t d = 0; fits && d < 5; ++d) fits = scales->size(d) == cache.size(d);
+  STD_TORCH_CHECK(fits, kOp, ": scales must be float32, one for each vector of the cache");
+}
+
+// What has gaps was written by way of a dense copy.
+void put_back(Tensor to, const Tensor& written) {
+  if (!to.is_contiguous()) torch::stable::copy_(to, written);
+}
+
 Tensor decode_step(StringHandle text, std::vector<Tensor> tensors, const Tensor& cache,
-                   const Tensor& ids, const Tensor& rows, const Tensor& slots,
-                   const Tensor& starts) {
+                   const Tensor& ids, const Tensor& rows, const Tensor& slots, const Tensor& starts,
+                   std::optional<Tensor> scales) {
   const auto tape = tape_of(taken(text));
-  Memory memory{std::move(tensors), dense(cache), tokens_of(ids, rows, slots, starts, cache)};
+  Memory memory{std::move(tensors), dense(cache), std::nullopt,
+                tokens_of(ids, rows, slots, starts, cache)};
+  expect_scales(cache, scales);
+  if (scales) memory.scales = dense(*scales);
   for (Tensor& x : memory.tensors) {
     STD_TORCH_CHECK(x.is_cpu(), kOp, ": tensors must be on the CPU");
     x = dense(x);
@@ -202,14 +219,14 @@ Tensor decode_step(StringHandle text, std::vector<Tensor> tensors, const Tensor&
     case ScalarType::BFloat16:
       Step<tiles::Narrow<simd::BFloat16>>(*tape, memory, out).run();
       break;
+    case ScalarType::Char:
+      Step<tiles::Int8>(*tape, memory, out).run();
+      break;
     default:
-      STD_TORCH_CHECK(false, kOp, ": the cache must be float32, float16 or bfloat16");
+      STD_TORCH_CHECK(false, kOp, ": the cache must be float32, float16, bfloat16 or int8");
   }
-  // one with gaps was written by way of a dense copy
-  if (!cache.is_contiguous()) {
-    Tensor to = cache;
-    torch::stable::copy_(to, memory.cache);
-  }
+  put_back(cache, memory.cache);
+  if (scales) put_back(*scales, *memory.scales);
   return out;
 }
 

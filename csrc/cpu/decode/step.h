@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // One replay of a tape, for M tokens. Token m is written to slot slots[m] of row rows[m] of the
-// cache [layers, 2, rows, heads, slots, size], and sees the keys from starts[m] on.
+// cache [layers, 2, rows, heads, slots, size], and sees the keys from starts[m] on. A cache of 8
+// bits has scales [layers, 2, rows, heads, slots].
 //
 // Threads share each stage's tasks and wait for its end before the next. Whoever comes late finds
 // the tasks taken; no number of threads is needed.
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <thread>
 
+#include "../attention/encode.h"
 #include "../attention/parts.h"
 #include "linear.h"
 #include "rows.h"
@@ -25,6 +27,7 @@ struct Token {
 struct Memory {
   std::vector<Tensor> tensors;
   Tensor cache;
+  std::optional<Tensor> scales;
   std::vector<Token> tokens;
 
   int64_t layers() const { return cache.size(0); }
@@ -138,6 +141,10 @@ class Step {
     const int64_t row = node.size, head = row * memory_.slots(), page = head * node.key_heads;
     made.cache.k = {stored(node.layer, 0), page, row, head};
     made.cache.v = {stored(node.layer, 1), page, row, head};
+    if (memory_.scales) {
+      made.cache.k_scale = {scales(node.layer, 0), page / row, 1, head / row};
+      made.cache.v_scale = {scales(node.layer, 1), page / row, 1, head / row};
+    }
     for (const Attend& other : attend_) {
       const Node& n = *other.node;
       if (n.heads == node.heads && n.window == node.window) made.parts = other.parts;
@@ -153,11 +160,17 @@ class Step {
     attend_.push_back(std::move(made));
   }
 
-  // Keys (0) or values (1) of a layer.
+  // Keys (0) or values (1) of a layer, and their scales.
   S* stored(int64_t layer, int64_t which) const {
-    const int64_t values = memory_.rows() * memory_.heads() * memory_.slots() * memory_.size();
-    return static_cast<S*>(memory_.cache.mutable_data_ptr()) + (2 * layer + which) * values;
+    return static_cast<S*>(memory_.cache.mutable_data_ptr()) +
+           (2 * layer + which) * vectors() * memory_.size();
   }
+
+  float* scales(int64_t layer, int64_t which) const {
+    return mutable_data<float>(*memory_.scales) + (2 * layer + which) * vectors();
+  }
+
+  int64_t vectors() const { return memory_.rows() * memory_.heads() * memory_.slots(); }
 
   tiles::FewQueries<float, S> few(const Attend& a) const {
     const Node& node = *a.node;
@@ -272,17 +285,21 @@ class Step {
       }
     }
     for (int64_t h = 0; h < node.key_heads; ++h) {
-      const int64_t to = ((token.row * node.key_heads + h) * memory_.slots() + token.slot) * size;
-      store(k + h * size, size, stored(node.layer, 0) + to);
-      store(v + h * size, size, stored(node.layer, 1) + to);
+      const int64_t to = (token.row * node.key_heads + h) * memory_.slots() + token.slot;
+      store(node, 0, k + h * size, to);
+      store(node, 1, v + h * size, to);
     }
   }
 
-  static void store(const float* from, int64_t n, S* to) {
+  // A head of keys (0) or values (1) as vector `to` of its layer.
+  void store(const Node& node, int64_t which, const float* from, int64_t to) const {
+    S* const place = stored(node.layer, which) + to * node.size;
     if constexpr (std::is_same_v<S, float>) {
-      std::copy_n(from, n, to);
+      std::copy_n(from, node.size, place);
+    } else if constexpr (std::is_same_v<S, tiles::Int8>) {
+      scales(node.layer, which)[to] = tiles::encode_row(from, node.size, true, place);
     } else {
-      for (int64_t i = 0; i < n; ++i) to[i].value = decltype(to[i].value)(from[i]);
+      for (int64_t i = 0; i < node.size; ++i) place[i].value = decltype(place[i].value)(from[i]);
     }
   }
 

@@ -9,25 +9,36 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from metalcore import _native
 from metalcore._check import expect
+from metalcore.ops.attention._eight_bit import decoded, encoded
 
 # slots that are added at once, at least
 _SLOTS = 64
 
 
 class Store:
-    """Keys and values [layers, 2, rows, heads, slots, size]. It grows by doubling."""
+    """Keys and values [layers, 2, rows, heads, slots, size]; of int8, with scales [layers, 2, rows,
+    heads, slots]. It grows by doubling."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype) -> None:
         self._shape = (layers, heads, size)
         self.dtype = dtype
-        self.values = self._made(0, 0)
+        self.scales: Tensor | None = None
+        self.make(0, 0)
 
-    def _made(self, rows: int, slots: int) -> Tensor:
+    def make(self, rows: int, slots: int) -> None:
+        """New memory, of which nothing is written."""
         layers, heads, size = self._shape
         # of use outside of the block where it was made
         with torch.inference_mode(False):
-            shape = (layers, 2, rows, heads, slots, size)
-            return _native.in_huge_pages(torch.empty(shape, dtype=self.dtype))
+            shape = (layers, 2, rows, heads, slots)
+            self.values = _native.in_huge_pages(torch.empty(*shape, size, dtype=self.dtype))
+            if self.dtype == torch.int8:
+                self.scales = _native.in_huge_pages(torch.empty(shape))
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """Values, and scales where there are any; both [layers, 2, rows, heads, slots, ...]."""
+        return [self.values] if self.scales is None else [self.values, self.scales]
 
     @property
     def rows(self) -> int:
@@ -37,16 +48,51 @@ class Store:
     def slots(self) -> int:
         return self.values.shape[4]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
     def reserve(self, rows: int, slots: int, used: int) -> None:
         """Room for so many rows of so many slots; of the old ones, `used` are kept."""
         if rows <= self.rows and slots <= self.slots:
             return
-        before = self.values
+        before = self.parts
         if slots > self.slots:
             slots = -(-max(slots, 2 * self.slots) // _SLOTS) * _SLOTS
-        self.values = self._made(max(rows, self.rows), max(slots, self.slots))
-        if used and before.shape[2]:
-            self.values[:, :, : before.shape[2], :, :used] = before[..., :used, :]
+        self.make(max(rows, self.rows), max(slots, self.slots))
+        for old, new in zip(before, self.parts, strict=True):
+            new[:, :, : old.shape[2], :, :used] = old[:, :, :, :, :used]
+
+    def choose(self, rows: list[int], used: int) -> None:
+        """The rows become those that were at these places, with their first `used` slots."""
+        before = self.parts
+        at = torch.tensor(rows)
+        if len(rows) == self.rows:
+            moved = at != torch.arange(len(rows))
+            for part in before:
+                part[:, :, moved, :, :used] = part[:, :, at[moved], :, :used]
+            return
+        self.make(len(rows), self.slots)
+        for old, new in zip(before, self.parts, strict=True):
+            new[:, :, :, :, :used] = old[:, :, at, :, :used]
+
+    def write(self, layer: int, rows: slice, slots: slice, k: Tensor, v: Tensor) -> None:
+        """Keys and values [rows, heads, slots, size] of a layer."""
+        for i, x in enumerate((k, v)):
+            at = (layer, i, rows, slice(None), slots)
+            if self.scales is None:
+                self.values[at] = x
+            else:
+                self.values[at], self.scales[at] = encoded(x, self.dtype, has_scale=True)
+
+    def read(self, layer: int, rows: slice, end: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The first keys and values of a layer, [rows, heads, end, size] each."""
+        at = (layer, slice(None), rows, slice(None), slice(end))
+        found = self.values[at]
+        if self.scales is not None:
+            found = decoded(found, self.scales[at], torch.float32)
+        keys, values = found.to(dtype).unbind()
+        return keys, values
 
 
 class DecoderLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -73,14 +119,14 @@ class DecoderLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
         if self.index == 0:
             cache.reserve(key_states.shape[0], end)
-        own = cache.view()[self.index]
-        own[0, :, :, begin:end] = key_states
-        own[1, :, :, begin:end] = value_states
+        cache.store.write(self.index, cache.own, slice(begin, end), key_states, value_states)
         # all layers of a forward pass begin where the last pass ended
         if self.index == len(cache.layers) - 1:
             cache.length = end
-        keys, values = own[:, :, :, :end].to(key_states.dtype).unbind()
-        return keys, values
+        if begin == 0 and cache.store.scales is not None:
+            # what a prompt sees of itself is not rounded
+            return key_states, value_states
+        return cache.store.read(self.index, cache.own, end, key_states.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.length + query_length, 0
@@ -131,12 +177,12 @@ class DecoderCache(Cache):
     @property
     def nbytes(self) -> int:
         """The memory of keys and values, used or not."""
-        return self.store.values.nbytes
+        return self.store.nbytes
 
-    def view(self) -> Tensor:
+    @property
+    def own(self) -> slice:
         """Its rows of the store."""
-        values = self.store.values
-        return values if self._first is None else values[:, :, self._first : self._first + 1]
+        return slice(None) if self._first is None else slice(self._first, self._first + 1)
 
     def reserve(self, rows: int, slots: int) -> None:
         """Room for the tokens of a forward pass."""
@@ -148,7 +194,7 @@ class DecoderCache(Cache):
             f"it holds {self.rows} sequences, and gets tokens of {rows}",
         )
         if self.length == 0 and rows != self.store.rows:
-            self.store.values = self.store.values[:, :, :0]
+            self.store.make(0, self.store.slots)
         return self.store.reserve(rows, slots, self.length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -160,24 +206,12 @@ class DecoderCache(Cache):
         expect(tokens_to_remove <= 0, "DecoderCache", found)
         self.length = max(0, self.length + tokens_to_remove)
 
-    def _choose(self, chosen: list[int]) -> None:
-        """The rows become those that were at these places."""
-        used = self.store.values[:, :, :, :, : self.length]
-        if len(chosen) == self.rows:
-            moved = [(to, at) for to, at in enumerate(chosen) if to != at]
-            if moved:
-                to, at = (torch.tensor(side) for side in zip(*moved, strict=True))
-                used[:, :, to] = used[:, :, at]
-            return
-        before, self.store.values = used, self.store._made(len(chosen), self.store.slots)
-        self.store.values[:, :, :, :, : self.length] = before[:, :, torch.tensor(chosen)]
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.length:
-            self._choose(beam_idx.tolist())
+            self.store.choose(beam_idx.tolist(), self.length)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._choose([i for i in range(self.rows) for _ in range(repeats)])
+        self.store.choose([i for i in range(self.rows) for _ in range(repeats)], self.length)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._choose(torch.arange(self.rows)[indices.cpu()].tolist())
+        self.store.choose(torch.arange(self.rows)[indices.cpu()].tolist(), self.length)

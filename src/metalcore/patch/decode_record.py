@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The tape of a model: from what its parts are found to compute."""
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from metalcore.ops.quant._ggml import FORMATS
 from metalcore.ops.quant.embedding_ggml import embedding_ggml
 from metalcore.patch import mlp as mlps
 from metalcore.patch import rotary
+from metalcore.patch.decode_cache import Store
 from metalcore.patch.decode_parts import (
     Layer,
     NotRecorded,
@@ -70,6 +72,16 @@ class Recording(NamedTuple):
     dtype: torch.dtype
     window: int | None
     like: Tensor
+
+    @property
+    def rounds_to(self) -> torch.dtype:
+        """What its numbers are rounded to: activations of 8 bits are as coarse as a bfloat16."""
+        has_bytes = re.search(r"^quantize .*\bbytes=1\b", self.text, re.MULTILINE)
+        return torch.bfloat16 if has_bytes else self.dtype
+
+    def store(self, dtype: torch.dtype | None = None) -> Store:
+        """Memory for keys and values, in the dtype of the model where none is given."""
+        return Store(self.layers, self.key_heads, self.size, dtype or self.dtype)
 
 
 def record(model: Any) -> Recording:

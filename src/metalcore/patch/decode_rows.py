@@ -67,7 +67,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """The memory of keys and values, used or not; 0 where transformers keeps them."""
-        return 0 if self._store is None else self._store.values.nbytes
+        return 0 if self._store is None else self._store.nbytes
 
     def length(self, row: int) -> int:
         """How many tokens a row holds."""

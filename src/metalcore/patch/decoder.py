@@ -20,7 +20,7 @@ from metalcore.patch.swap import Origin, Swapped, restore, swap
 
 # up to so many tokens of all sequences together are a step; more are a prompt
 _FEW_TOKENS = 8
-# how far a tape may be off the model, whose own results are rounded to its dtype
+# how far a tape may be off the model, whose own results are rounded so
 _ALLOWED = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 _PROMPT, _STEPS = 8, 4
 # a window that is proved by running past it
@@ -156,9 +156,7 @@ class Decoder:
 
     def make_store(self) -> Store | None:
         found = self._recording
-        if found is None:
-            return None
-        return Store(found.layers, found.key_heads, found.size, self._dtype or found.dtype)
+        return None if found is None else found.store(self._dtype)
 
     def may_fill_in(self, given: dict[str, Any]) -> bool:
         """Whether `generate` was left to choose a cache."""
@@ -197,7 +195,7 @@ class Decoder:
         if store.slots > self._positions:
             self._make_tables(store.slots)
         starts = torch.zeros_like(slots) if starts is None else starts
-        places = (rows, slots, starts)
+        places = (rows, slots, starts, store.scales)
         return decode_step(recording.text, self._tensors, store.values, tokens, *places)
 
     def _make_tables(self, positions: int) -> None:
@@ -264,8 +262,8 @@ class Decoder:
         vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         chosen = torch.Generator().manual_seed(5)
         tokens = torch.randint(vocabulary, (1, _PROMPT + _STEPS), generator=chosen)
-        store = self.make_store()
-        assert store is not None
+        # in the model's dtype: where an almost equal number is rounded to another, both are right
+        store = recording.store()
         cache = DecoderCache(store)
         self._compare(cache, tokens)
         window = recording.window
@@ -301,7 +299,7 @@ class Decoder:
         truth = torch.stack(theirs).float()
         for found in (torch.stack(one), together):
             off = error(found, truth)
-            if not off <= _ALLOWED[recording.dtype]:
+            if not off <= _ALLOWED[recording.rounds_to]:
                 raise NotRecorded(f"its logits and those of the tape differ by {off:.2g}")
 
 
@@ -316,7 +314,8 @@ def decoder(model: Any, *, dtype: torch.dtype | None = None, fills_in: bool = Fa
     Args:
         model: a causal language model of transformers, dense or quantized, on a CPU.
         dtype: in which keys and values are kept: None for that of the model, torch.float16 or
-            torch.bfloat16 for half the memory.
+            torch.bfloat16 for half the memory, torch.int8 for a quarter: a scale for each token
+            and head, as `QuantizedCache` has it.
         fills_in: inside the block, `generate` gets a cache of the decoder where none is given.
 
     Returns:
@@ -327,8 +326,9 @@ def decoder(model: Any, *, dtype: torch.dtype | None = None, fills_in: bool = Fa
         >>> with metalcore.decoder(model) as d:
         ...     model.generate(tokens, past_key_values=d.cache(), max_new_tokens=20)
     """
-    allowed = (None, torch.float32, torch.float16, torch.bfloat16)
-    expect(dtype in allowed, "decoder", f"dtype must be float32, float16 or bfloat16, got {dtype}")
+    allowed = (None, torch.float32, torch.float16, torch.bfloat16, torch.int8)
+    names = "float32, float16, bfloat16 or int8"
+    expect(dtype in allowed, "decoder", f"dtype must be {names}, got {dtype}")
     return Decoder(model, dtype, fills_in)
 
 

@@ -119,12 +119,12 @@ def make_service(model: Any, tokenizer: Any, settings: Settings, name: str) -> S
 
 
 def make_rows(model: Any, settings: Settings) -> Rows:
-    """By the tape of the model's step, where it has one: keys and values are as it computes."""
-    if settings.cache == "auto":
-        recorded = decoder(model)
-        if recorded.is_recorded:
-            return recorded.rows(settings.rows)
-    return ModelRows(model, settings.rows, dtype=_CACHES[settings.cache])
+    """By the tape of the model's step, where it has one."""
+    dtype = _CACHES[settings.cache]
+    recorded = decoder(model, dtype=dtype)
+    if recorded.is_recorded:
+        return recorded.rows(settings.rows)
+    return ModelRows(model, settings.rows, dtype=dtype)
 
 
 def ends_of(model: Any) -> list[int]:

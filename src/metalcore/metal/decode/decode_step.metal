@@ -132,9 +132,37 @@ template <typename T, int ROWS, bool BIAS, bool ADD, int SIMDGROUPS>
   }
 }
 
+// Pairs of values of a head that turn together, by a row of cosines and one of signed sines.
+template <bool INTERLEAVED>
+struct Turn {
+  device const float* x;
+  device const float* table;
+  uint count;
+  uint width;
+
+  uint first(uint i) const { return INTERLEAVED ? 2 * i : i; }
+  uint second(uint i) const { return INTERLEAVED ? 2 * i + 1 : i + count; }
+
+  float2 pair(uint i) const {
+    const uint a = first(i), b = second(i), c = INTERLEAVED ? b : width / 2 + i;
+    const float xa = x[a], xb = x[b];
+    return float2(xa * table[a] + xb * table[width + a], xb * table[c] + xa * table[width + c]);
+  }
+};
+
+// A number as S; one of 8 bits is the nearest to x / scale, where scale is that of a whole head.
+template <typename S, bool CODES>
+S stored_as(float x, float scale) {
+  if (!CODES) {
+    return S(x);
+  }
+  const bool is_plain = scale > 0.0f && isfinite(scale);
+  return S(is_plain ? rint(clamp(x / scale, -127.0f, 127.0f)) : 0.0f);
+}
+
 // Heads of queries are turned, `y` is `q`; those of keys are turned and written to the cache, and
 // those of values written. One simdgroup for each head of each token, a pair of values per lane.
-template <typename S, bool INTERLEAVED>
+template <typename S, bool CODES, bool INTERLEAVED>
 [[max_total_threads_per_threadgroup(32)]] kernel void decode_rope(
     device const float* q [[buffer(0)]],
     device const float* k [[buffer(1)]],
@@ -143,10 +171,12 @@ template <typename S, bool INTERLEAVED>
     device const float* table [[buffer(4)]],
     device S* keys [[buffer(5)]],
     device S* values [[buffer(6)]],
-    device const long* rows [[buffer(7)]],
-    device const long* slots [[buffer(8)]],
-    device const long* starts [[buffer(9)]],
-    constant long* sizes [[buffer(10)]],
+    device float* k_scale [[buffer(7)]],
+    device float* v_scale [[buffer(8)]],
+    device const long* rows [[buffer(9)]],
+    device const long* slots [[buffer(10)]],
+    device const long* starts [[buffer(11)]],
+    constant long* sizes [[buffer(12)]],
     uint2 at [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   const uint heads = uint(sizes[0]), key_heads = uint(sizes[1]), size = uint(sizes[2]);
@@ -158,47 +188,65 @@ template <typename S, bool INTERLEAVED>
   device const float* x = is_query ? q + m * from_q : is_key ? k + m * from_k : v + m * from_v;
   x += head * size;
   device float* own = y + m * from_q + head * size;
-  device S* to = (is_key ? keys : values) + (ulong(row * key_heads + head) * room + slot) * size;
+  const ulong vector = ulong(row * key_heads + head) * room + slot;
+  device S* to = (is_key ? keys : values) + vector * size;
   const uint turned = is_query || is_key ? rotary : 0;
-  table += ulong(slot - start) * 2 * width;
-  const uint half_of = turned / 2;
-  for (uint i = lane; i < half_of; i += 32) {
-    const uint a = INTERLEAVED ? 2 * i : i, b = INTERLEAVED ? 2 * i + 1 : i + half_of;
-    const uint second = INTERLEAVED ? b : width / 2 + i;
-    const float xa = x[a], xb = x[b];
-    const float ya = xa * table[a] + xb * table[width + a];
-    const float yb = xb * table[second] + xa * table[width + second];
-    if (is_query) {
-      own[a] = ya;
-      own[b] = yb;
-    } else {
-      to[a] = S(ya);
-      to[b] = S(yb);
+  const Turn<INTERLEAVED> turn = {x, table + ulong(slot - start) * 2 * width, turned / 2, width};
+  if (is_query) {
+    for (uint i = lane; i < turn.count; i += 32) {
+      const float2 made = turn.pair(i);
+      own[turn.first(i)] = made.x;
+      own[turn.second(i)] = made.y;
+    }
+    return;
+  }
+  float scale = 1.0f;
+  if (CODES) {
+    float largest = 0.0f;
+    bool is_nan = false;
+    for (uint i = lane; i < turn.count; i += 32) {
+      const float2 made = abs(turn.pair(i));
+      is_nan = is_nan || isnan(made.x) || isnan(made.y);
+      largest = max(largest, max(made.x, made.y));
+    }
+    for (uint i = turned + lane; i < size; i += 32) {
+      is_nan = is_nan || isnan(x[i]);
+      largest = max(largest, abs(x[i]));
+    }
+    scale = simd_any(is_nan) ? NAN : simd_max(largest) / 127.0f;
+    if (lane == 0) {
+      (is_key ? k_scale : v_scale)[vector] = scale;
     }
   }
-  if (!is_query) {
-    for (uint i = turned + lane; i < size; i += 32) {
-      to[i] = S(x[i]);
-    }
+  for (uint i = lane; i < turn.count; i += 32) {
+    const float2 made = turn.pair(i);
+    to[turn.first(i)] = stored_as<S, CODES>(made.x, scale);
+    to[turn.second(i)] = stored_as<S, CODES>(made.y, scale);
+  }
+  for (uint i = turned + lane; i < size; i += 32) {
+    to[i] = stored_as<S, CODES>(x[i], scale);
   }
 }
 
 // out = softmax(scale q k^T) v over the keys from starts[m], and at most `window` back, to
 // slots[m]. One threadgroup for each head of each token: its simdgroups take every SIMDGROUPSth
-// key, values of the head stand in the lanes, and the parts are merged.
-template <typename S, int SIZE, bool CAP, bool SINKS, int SIMDGROUPS>
+// key, values of the head stand in the lanes, and the parts are merged. Codes of 8 bits are times
+// the scale of their token and head.
+template <typename S, bool CODES, int SIZE, bool CAP, bool SINKS, int SIMDGROUPS>
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void decode_attend(
     device const float* q [[buffer(0)]],
     device const S* keys [[buffer(1)]],
     device const S* values [[buffer(2)]],
-    device const float* sinks [[buffer(3)]],
-    device float* out [[buffer(4)]],
-    device const long* rows [[buffer(5)]],
-    device const long* slots [[buffer(6)]],
-    device const long* starts [[buffer(7)]],
-    constant long* sizes [[buffer(8)]],
-    constant float& scale [[buffer(9)]],
-    constant float& cap [[buffer(10)]],
+    device const float* k_scale [[buffer(3)]],
+    device const float* v_scale [[buffer(4)]],
+    device const float* sinks [[buffer(5)]],
+    device float* out [[buffer(6)]],
+    device const long* rows [[buffer(7)]],
+    device const long* slots [[buffer(8)]],
+    device const long* starts [[buffer(9)]],
+    constant long* sizes [[buffer(10)]],
+    constant float& scale [[buffer(11)]],
+    constant float& cap [[buffer(12)]],
     uint2 at [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -233,6 +281,9 @@ template <typename S, int SIZE, bool CAP, bool SINKS, int SIMDGROUPS>
       score += i < uint(SIZE) ? query[e] * float(keys[ulong(key) * SIZE + i]) : 0.0f;
     }
     score = simd_sum(score);
+    if (CODES) {
+      score *= k_scale[line + key];
+    }
     if (CAP) {
       score = precise::tanh(score / cap) * cap;
     }
@@ -240,11 +291,12 @@ template <typename S, int SIZE, bool CAP, bool SINKS, int SIMDGROUPS>
     const float factor = precise::exp(largest - next), share = precise::exp(score - next);
     largest = next;
     total = total * factor + share;
+    const float weight = CODES ? share * v_scale[line + key] : share;
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const uint i = e * 32 + lane;
       const float value = i < uint(SIZE) ? float(values[ulong(key) * SIZE + i]) : 0.0f;
-      sum[e] = sum[e] * factor + share * value;
+      sum[e] = sum[e] * factor + weight * value;
     }
   }
   threadgroup float* own = shared + simdgroup * (SIZE + 2);

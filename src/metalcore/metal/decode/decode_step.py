@@ -18,12 +18,13 @@ _ROWS = (1, 2, 4, 8)
 # values of a head that the lanes of a simdgroup keep
 _LARGEST_HEAD = 256
 _WHOLE = 32
+_STORED = {**MSL_TYPE, torch.int8: "char"}
 _NODES = ("embed", "norm", "quantize", "linear", "rope", "attend", "glu", "add", "soft_cap")
 
 
 @metal_kernel("decode_step")
 def plan(p: Program, a: Arguments) -> Any:
-    if a.cache.dtype not in MSL_TYPE:
+    if a.cache.dtype not in _STORED:
         return NotImplemented
     head, *lines = a.tape.split("\n")
     *sizes, _, out = head.split()[1:]
@@ -38,8 +39,9 @@ def plan(p: Program, a: Arguments) -> Any:
         if getattr(made, name)(node) is NotImplemented:
             return NotImplemented
     # one with gaps is written by way of a copy
-    if made.cache is not a.cache:
-        p.copy(a.cache, made.cache)
+    for to, written in ((a.cache, made.cache), (a.scales, made.scales)):
+        if written is not to:
+            p.copy(to, written)
     return made.buffers[int(out)]
 
 
@@ -69,6 +71,7 @@ class _Tape:
     def __init__(self, p: Program, a: Arguments, sizes: list[int]) -> None:
         self.p, self.a = p, a
         self.cache = p.dense(a.cache)
+        self.scales = None if a.scales is None else p.dense(a.scales)
         self.tokens = a.tokens.shape[0]
         self.buffers = [p.new((self.tokens, n)) for n in sizes]
         self.where = tuple(p.dense(x) for x in (a.rows, a.slots, a.starts))
@@ -158,11 +161,16 @@ class _Tape:
         groups = {"packed": w, "scale": scales, "bias": biases, "group_size": node["group"]}
         return self.by(f"matmul_int{node['bits']}", **groups, **given)
 
-    def _layer(self, node: _Node) -> tuple[Buffer, Buffer]:
-        """Keys and values of a layer."""
-        cache = self.cache
-        keys, values = (cache[node["layer"], i].memory() for i in range(2))
-        return keys, values
+    def _layer(self, node: _Node) -> tuple[Buffer, ...]:
+        """Keys and values of a layer, and their scales."""
+        kept = (self.cache,) if self.scales is None else (self.cache, self.scales)
+        found = [part[node["layer"], i].memory() for part in kept for i in range(2)]
+        # what is not touched
+        return *found, *(self.p.new((1,)) for _ in range(4 - len(found)))
+
+    @property
+    def _storage(self) -> tuple[str, bool]:
+        return _STORED[self.cache.dtype], self.scales is not None
 
     def rope(self, node: _Node) -> None:
         heads, key_heads, size, rotary = (
@@ -178,7 +186,7 @@ class _Tape:
             *(*self._layer(node), *self.where),
             (*sizes, from_q, from_k, from_v),
         )
-        variant = (MSL_TYPE[self.cache.dtype], interleaved)
+        variant = (*self._storage, interleaved)
         threads = (SIMD_WIDTH * (heads + 2 * key_heads), self.tokens, 1)
         self.p.launch(FILE, "decode_rope", variant, args, threads, (SIMD_WIDTH, 1, 1))
 
@@ -195,7 +203,7 @@ class _Tape:
             *(node.number("scale", 1.0), cap),
         )
         flags = (cap > 0, sinks is not None, simdgroups)
-        variant = (MSL_TYPE[self.cache.dtype], size, *flags)
+        variant = (*self._storage, size, *flags)
         group = SIMD_WIDTH * simdgroups
         threads = (group * heads, self.tokens, 1)
         self.p.launch(FILE, "decode_attend", variant, args, threads, (group, 1, 1))

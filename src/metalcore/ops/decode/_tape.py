@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalcore._check import refuse
+from metalcore.ops.attention._eight_bit import decoded, encoded
 from metalcore.ops.attention.attention import attention_meaning
 from metalcore.ops.quant._ggml import dequantized, known
 from metalcore.ops.quant._groups import group_values
@@ -155,9 +156,11 @@ class Replay:
         rows: Tensor,
         slots: Tensor,
         starts: Tensor,
+        scales: Tensor | None = None,
     ) -> None:
-        self.dtype = torch.float64 if cache.dtype == torch.float64 else torch.float32
-        self.tensors, self.cache = tensors, cache
+        exact = torch.float64 in (cache.dtype, None if scales is None else scales.dtype)
+        self.dtype = torch.float64 if exact else torch.float32
+        self.tensors, self.cache, self.scales = tensors, cache, scales
         self.tokens, self.rows, self.slots, self.starts = tokens, rows, slots, starts
         self.buffers = [
             torch.zeros(len(tokens), n, dtype=self.dtype, device=cache.device) for n in sizes
@@ -222,9 +225,12 @@ class Replay:
         if node.integer("rotary"):
             q.copy_(self._rotated(node, q))
             k.copy_(self._rotated(node, k))
-        layer = self.cache[node.integer("layer")]
-        layer[0, self.rows, :, self.slots] = k.to(layer.dtype)
-        layer[1, self.rows, :, self.slots] = v.to(layer.dtype)
+        for i, x in enumerate((k, v)):
+            at = (node.integer("layer"), i, self.rows, slice(None), self.slots)
+            if self.scales is not None:
+                x, scale = encoded(x, self.cache.dtype, has_scale=True)
+                self.scales[at] = scale.to(self.scales.dtype)
+            self.cache[at] = x.to(self.cache.dtype)
 
     def _rotated(self, node: Node, x: Tensor) -> Tensor:
         rotary, interleaved = node.integer("rotary"), bool(node.integer("interleaved"))
@@ -248,7 +254,9 @@ class Replay:
     def attend(self, node: Node) -> None:
         heads, size, window = (node.integer(n) for n in ("heads", "size", "window"))
         q = self.at(node.place("x"), heads * size).view(-1, heads, 1, size)
-        k, v = self.cache[node.integer("layer")][:, self.rows].to(self.dtype)
+        at = (node.integer("layer"), slice(None), self.rows)
+        scales = None if self.scales is None else self.scales[at]
+        k, v = decoded(self.cache[at], scales, self.dtype).to(self.dtype)
         key = torch.arange(k.shape[2], device=k.device)
         distance = self.slots[:, None] - key
         visible = (distance >= 0) & (key >= self.starts[:, None])

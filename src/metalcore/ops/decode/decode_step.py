@@ -2,17 +2,19 @@
 """A recorded step of a model: tokens in, logits out, keys and values into the cache."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from metalcore._check import expect_same_device, refuse, shape
 from metalcore._op import Example, Op
+from metalcore.ops.attention._eight_bit import encoded
 from metalcore.ops.decode._tape import Place, Replay, Tape, read, rotary_table
 
 _step = Op(
     "decode_step(str tape, Tensor[] tensors, Tensor(a!) cache, Tensor tokens, Tensor rows,"
-    " Tensor slots, Tensor starts) -> Tensor"
+    " Tensor slots, Tensor starts, Tensor(b!)? scales) -> Tensor"
 )
 
 
@@ -24,6 +26,7 @@ def decode_step(
     rows: Tensor,
     slots: Tensor,
     starts: Tensor,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Replay a tape for M tokens at once: each in its own row and place of the cache.
 
@@ -33,12 +36,14 @@ def decode_step(
     Args:
         tape: a line for each node, after one for the buffers.
         tensors: what it counts: weights, biases, tables of cosines and sines. Contiguous.
-        cache: keys and values, [layers, 2, rows, heads, slots, size], contiguous; float32, float16
-            or bfloat16. Written in place.
+        cache: keys and values, [layers, 2, rows, heads, slots, size], contiguous; float32, float16,
+            bfloat16 or int8. Written in place.
         tokens: int64 [M].
         rows, slots: int64 [M]: where in the cache the keys of each token go. No two go to one
             place. Tokens of one row see each other as their slots follow.
         starts: int64 [M]: the first slot of the row that counts; positions count from there.
+        scales: float32 [layers, 2, rows, heads, slots], for a cache of int8: the number that the
+            codes of a token and head are times. Written in place.
 
     Returns:
         What the tape names as its result, float32 [M, n].
@@ -53,8 +58,13 @@ def decode_step(
     for name, x in counts.items():
         if x.dim() != 1 or x.dtype != torch.int64 or x.shape != tokens.shape:
             refuse(op, f"{name} must be int64 [M], one for each token, got {shape(x)}")
-    expect_same_device(op, cache=cache, **counts)
-    return _step(tape, tensors, cache, tokens, rows, slots, starts)  # type: ignore[no-any-return]
+    if (scales is not None) != (cache.dtype == torch.int8):
+        refuse(op, f"scales are for a cache of int8, which needs them; got {cache.dtype}")
+    if scales is not None and (scales.dtype != torch.float32 or scales.shape != cache.shape[:-1]):
+        refuse(op, f"scales must be float32 {list(cache.shape[:-1])}, got {shape(scales)}")
+    expect_same_device(op, cache=cache, scales=scales, **counts)
+    found: Tensor = _step(tape, tensors, cache, tokens, rows, slots, starts, scales)
+    return found
 
 
 @_step.reference
@@ -66,9 +76,10 @@ def _(
     rows: Tensor,
     slots: Tensor,
     starts: Tensor,
+    scales: Tensor | None,
 ) -> Tensor:
     sizes, out, nodes = read(tape)
-    replay = Replay(sizes, tensors, cache, tokens, rows, slots, starts)
+    replay = Replay(sizes, tensors, cache, tokens, rows, slots, starts, scales)
     for node in nodes:
         replay.run(node)
     return replay.buffers[out]
@@ -108,12 +119,26 @@ def small_tape(dtype: torch.dtype, *, interleaved: bool = False) -> Tape:
 @_step.example
 def _(dtype: torch.dtype) -> Example:
     kept = torch.float32 if dtype == torch.float64 else dtype
-    tape = small_tape(kept)
-    cache = torch.randn(1, 2, 3, 2, 9, 8).to(kept)
+    return Example(small_arguments(kept, torch.randn(1, 2, 3, 2, 9, 8).to(kept)), reduces_over=64)
+
+
+@_step.example
+def _(dtype: torch.dtype) -> Example:
+    """Keys and values in 8 bits."""
+    kept = torch.float32 if dtype == torch.float64 else dtype
+    codes, scales = encoded(torch.randn(1, 2, 3, 2, 9, 8), torch.int8, has_scale=True)
+    return Example(small_arguments(kept, codes, scales), reduces_over=64)
+
+
+def small_arguments(
+    dtype: torch.dtype, cache: Tensor, scales: Tensor | None = None
+) -> tuple[Any, ...]:
+    """A step of `small_tape` for three tokens of two rows."""
+    tape = small_tape(dtype)
     rows, slots = torch.tensor([2, 0, 2]), torch.tensor([6, 0, 7])
     starts = torch.tensor([1, 0, 1])
     args = (tape.text(tape_end(tape)), tape.tensors, cache, torch.tensor([7, 39, 0]))
-    return Example((*args, rows, slots, starts), reduces_over=64)
+    return (*args, rows, slots, starts, scales)
 
 
 def tape_end(tape: Tape) -> Place:
