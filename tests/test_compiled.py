@@ -17,6 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 import metalcore
 from metalcore import _trace
 from metalcore._accuracy import error, tolerance
+from metalcore._op import Composition, Op
 from metalcore.patch.swap import Swapped
 from tests.patch.families import allowed, build, gradients, text
 
@@ -129,6 +130,33 @@ def test_an_accelerated_model_compiles_to_what_the_plain_one_does() -> None:
         for name, p in model.named_parameters():
             assert p.grad is not None
             assert error(p.grad, plain[name]) <= allowed(), name
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_none_of_our_autograd_is_entered(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: Counter[str] = Counter()
+    for op in (*Composition.all.values(), *Op.all.values()):
+
+        def counted(*args: Any, op: Composition = op, record: Any = op._recorded) -> Any:
+            entered[op.name] += 1
+            return record(*args)
+
+        monkeypatch.setattr(op, "_recorded", counted)
+    model, tokens = build().eval(), text()
+    with metalcore.accelerate(model):
+        model(tokens)
+        assert entered["attention"]  # with gradients it is
+        entered.clear()
+        graphs: Graphs = Counter()
+        forward = compiled(model, backend(graphs))
+        with mode():
+            found = forward(tokens).logits
+            assert error(found, model(tokens).logits) <= allowed()
+        assert kernels(graphs) == {"attention"}
+        assert not entered
     torch._dynamo.reset()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """torch.compile beside us: a small Llama plain, compiled, accelerated, and both.
 
-A training step with its optimizer, and a forward pass. Two layers, so that all of it takes about
-two minutes, most of them the compiler's.
+A training step with its optimizer, and a forward pass without gradients. Two layers, so that all
+of it takes a few minutes, most of them the compiler's.
 """
 
 from collections.abc import Callable
@@ -31,17 +31,20 @@ def _compiled(prepare: Optimizer) -> Optimizer:
     return prepared
 
 
-def _forward(prepare: Callable[[nn.Module], object]) -> Built:
-    """A forward pass of a fresh model, without a gradient."""
+Mode = type[torch.no_grad] | type[torch.inference_mode]
+
+
+def _forward(mode: Mode, prepare: Callable[[nn.Module], object]) -> Built:
+    """A forward pass of a fresh model."""
 
     def start(_: Tensor) -> Callable[[Tensor], Tensor]:
         model = _llama().eval()
         prepare(model)
 
-        @torch.no_grad()
         def forward(tokens: Tensor) -> Tensor:
-            logits: Tensor = model(tokens).logits
-            return logits
+            with mode():
+                logits: Tensor = model(tokens).logits
+                return logits
 
         return forward
 
@@ -65,23 +68,37 @@ _TRAINING = bench(
 )
 
 
-def _both(model: nn.Module) -> None:
-    metalcore.accelerate(model)
+def _compile(model: nn.Module) -> None:
     model.compile(dynamic=False)
 
 
-_FORWARD = replace(
-    _TRAINING,
-    kind="forward",
-    run=_forward(_both),
-    peers={
-        "torch": _forward(lambda model: None),
-        "torch.compile": _forward(lambda model: model.compile(dynamic=False)),
-        "accelerated": _forward(metalcore.accelerate),
-    },
-    truth=lambda tokens: _forward(lambda model: None).build(tokens)(tokens),
+def _both(model: nn.Module) -> None:
+    metalcore.accelerate(model)
+    _compile(model)
+
+
+def _without_gradient(kind: str, mode: Mode) -> Bench:
+    plain = _forward(mode, lambda model: None)
+    return replace(
+        _TRAINING,
+        kind=kind,
+        run=_forward(mode, _both),
+        peers={
+            "torch": plain,
+            "torch.compile": _forward(mode, _compile),
+            "accelerated": _forward(mode, metalcore.accelerate),
+        },
+        # of one token, calls take longer than what they compute
+        sweep=({"batch": 1, "tokens": 1}, *_TRAINING.sweep),
+        truth=lambda tokens: plain.build(tokens)(tokens),
+    )
+
+
+_FORWARD = (
+    _without_gradient("forward", torch.no_grad),
+    _without_gradient("forward, inference_mode", torch.inference_mode),
 )
 
 BENCHES: tuple[Bench, ...] = tuple(
-    replace(one, compiles=True, memory=False) for one in (_TRAINING, _FORWARD)
+    replace(one, compiles=True, memory=False) for one in (_TRAINING, *_FORWARD)
 )
