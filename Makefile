@@ -12,12 +12,15 @@ SETTINGS := $(if $(CI),--config-settings=cmake.define.METALCORE_WERROR=ON)
 # a process per core, each of them with one thread
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: default test demo bench build lint format sim asan tsan story wheel wheels docs test-neon clean
+.PHONY: default test soak demo bench build lint format sim asan tsan story wheel wheels docs test-neon clean
 default: lint  ## what a change reaches, in less than two minutes: see tests/reach.py
 	$(PYTEST) $$($(BIN)/python tests/reach.py)
 
 test: lint  ## everything CI runs
 	$(PYTEST) --durations=30 tests
+
+soak: build  ## a server with 8 clients for five minutes, in flat memory
+	$(BIN)/python -m pytest -m slow -s tests/serve/test_load.py
 
 demo: build  ## the main job on a small model
 	$(BIN)/metalcore demo

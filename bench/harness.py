@@ -37,10 +37,11 @@ class Built:
     """A peer that has to be built for its inputs, or whose package may be missing.
 
     `build(*inputs)` imports and sets up, untimed, and returns the function of the inputs to time.
+    `rounds_to` is the dtype whose rounding its result may show, where it is not that of the case.
     """
 
-    def __init__(self, build: Function) -> None:
-        self.build = build
+    def __init__(self, build: Function, rounds_to: torch.dtype | None = None) -> None:
+        self.build, self.rounds_to = build, rounds_to
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,8 @@ def run_case(case: Case, device: str, limits: Limits) -> list[Row]:
     with torch.device(device):
         inputs = list(bench.inputs(**case.point, dtype=case.dtype))
     truth, grads = _truth(case, inputs)
-    allowed = tolerance(bench.name, case.dtype, bench.reduces_over(*inputs))
-    side = _side(bench, bench.run, inputs, grads, truth, allowed)
-    peers = {n: _side(bench, p, inputs, grads, truth, allowed) for n, p in bench.peers.items()}
+    side = _side(case, bench.run, inputs, grads, truth)
+    peers = {n: _side(case, p, inputs, grads, truth) for n, p in bench.peers.items()}
     del truth
     backend, variant = _path(side)
     right = [s for s in (side, *peers.values()) if not s.problem]
@@ -257,14 +257,15 @@ def _as_list(outputs: Any) -> list[Tensor]:
 
 
 def _side(
-    bench: Bench,
+    case: Case,
     function: Function | Built,
     inputs: list[Tensor],
     grads: list[Tensor] | None,
     truth: list[Tensor],
-    allowed: float,
 ) -> Side:
     """Check one side: its call if the results are right, else the reason."""
+    bench, own = case.bench, function.rounds_to if isinstance(function, Built) else None
+    allowed = tolerance(bench.name, own or case.dtype, bench.reduces_over(*inputs))
     try:
         built = function.build(*inputs) if isinstance(function, Built) else function
         call = _call(built, inputs, grads)
