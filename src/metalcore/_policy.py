@@ -120,6 +120,7 @@ def _read(path: Path) -> dict[str, Values]:
     if not os.path.exists(path):
         return {}
     try:
-        return tomllib.loads(path.read_text())
+        found: dict[str, Values] = tomllib.loads(path.read_text())
+        return found
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"metalcore: {path}: {error}") from None
