@@ -29,7 +29,7 @@ BATCHES = [1, 64, 4096]
 ROW, MATRIX, BATCH = 1000, 9, 5
 HEADS = [64, 80, 96, 128, 256]
 # Bags without offsets, and packed sequences without starts, are of another shape; scales are two.
-SHAPING = ("offsets", "per_sample_weights", "cu_seqlens_q", "cu_seqlens_k", "v_scale")
+SHAPING = ("offsets", "per_sample_weights", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "v_scale")
 
 
 def _shaped(args: Sequence[Any], sizes: dict[int, int]) -> list[Any]:

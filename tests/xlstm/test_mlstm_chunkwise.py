@@ -61,6 +61,34 @@ def test_simulated(rule: str) -> None:
         check_op(backend, OP, args, reduces_over=sizes[2] + sizes[3] + sizes[4])
 
 
+@pytest.mark.parametrize("rule", list(RULES))
+def test_packed_sequences_simulated(rule: str) -> None:
+    """Empty ones, one step, and chunks that end within a sequence or with it."""
+    at = list(RULES).index(rule)
+    lengths = [(0, 3, 0, 33, 1), (32, 5, 0), (1, 70, 2), (40,), (0, 64, 0, 1)][at]
+    starts = torch.tensor([0, *lengths]).cumsum(0).to((torch.int64, torch.int32)[at % 2])
+    T, N, dtype = int(starts[-1]), len(lengths), (torch.float32, torch.bfloat16)[at % 2]
+    before = (None,) * 3 if at == 2 else states(N, 2, 9, 5, dtype)
+    args = (*inputs(1, 2, T, 9, 5, dtype), *before, starts, *RULES[rule], 64)
+    with Backend("sim") as backend:
+        check_op(backend, OP, args, reduces_over=T + 14)
+
+
+def test_packed_sequences_without_steps_simulated() -> None:
+    before = states(2, 1, 4, 3)
+    rows = (torch.zeros(0, 1, 4), torch.zeros(0, 1, 4), torch.zeros(0, 1, 3))
+    names = ("c_initial", "n_initial", "m_initial")
+    with Backend("sim"), metalcore.trace() as t:
+        h, last = metalcore.mlstm_chunkwise(
+            *rows, torch.zeros(0, 1), torch.zeros(0, 1), cu_seqlens=torch.tensor([0, 0, 0]),
+            return_last_states=True, **dict(zip(names, before, strict=True)),
+        )  # fmt: skip
+    assert {r.path.split(":")[0] for r in t.records} == {"sim"}
+    assert h.shape == (0, 1, 3)
+    for x, y in zip(last, (*before[:2], before[2][..., None]), strict=True):
+        assert torch.equal(x, y)
+
+
 @given(st.data(), st.integers(1, 70), st.integers(1, 40), st.integers(1, 40), dtypes)
 def test_any_size_in_any_layout(
     data: st.DataObject, T: int, D: int, E: int, dtype: torch.dtype

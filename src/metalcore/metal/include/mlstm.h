@@ -17,10 +17,77 @@ struct mlstm_sizes {
   int head() const { return int(size[1]); }
   int values() const { return int(size[2]); }
   uint heads() const { return uint(size[3]); }
-  int chunks() const { return int(size[4]); }
+  // Of the states before and after the chunks of a head: room for so many.
+  uint slots() const { return uint(size[4]); }
+  uint sequences() const { return uint(size[5]); }
   // Of a state: C and n side by side.
   ulong state() const { return ulong(size[1]) * ulong(size[2] + 1); }
 };
+
+// The steps of a sequence in one head, an entry of its own or PACKED with others in one entry.
+struct mlstm_sequence {
+  // Its initial state, its first step in [entries, heads, steps] and in [entries, steps, heads],
+  // and the slot of its first state.
+  ulong state;
+  ulong first;
+  ulong line;
+  ulong slot;
+  int steps;
+  int chunks;
+};
+
+template <int STEPS, bool PACKED>
+inline mlstm_sequence sequence_of(mlstm_sizes s, device const int* starts, uint n, uint head) {
+  const uint start = PACKED ? uint(starts[n]) : 0;
+  const int steps = PACKED ? starts[n + 1] - starts[n] : s.steps();
+  const ulong entry = PACKED ? 0 : n;
+  const ulong row = entry * s.heads() + head;
+  return {
+      ulong(n) * s.heads() + head,
+      row * uint(s.steps()) + start,
+      (entry * uint(s.steps()) + start) * s.heads() + head,
+      row * s.slots() + (PACKED ? start / STEPS + 2 * n : 0),
+      steps,
+      (steps + STEPS - 1) / STEPS};
+}
+
+// The sequence of a slot, where sequence n has those from starts[n] / STEPS + gap * n on.
+template <int STEPS>
+inline uint sequence_at(mlstm_sizes s, device const int* starts, uint slot, uint gap) {
+  uint low = 0;
+  uint high = s.sequences();
+  while (high - low > 1) {
+    const uint middle = (low + high) / 2;
+    const bool is_later = uint(starts[middle]) / STEPS + gap * middle > slot;
+    low = is_later ? low : middle;
+    high = is_later ? middle : high;
+  }
+  return low;
+}
+
+// Eight steps of a sequence: of which chunk, where that starts, and their first row in it.
+struct mlstm_tile {
+  mlstm_sequence of;
+  int chunk;
+  int start;
+  int row;
+
+  // The chunk's first step in [entries, heads, steps], and a step's line in [entries, steps, heads]
+  ulong from() const { return of.first + uint(start); }
+  ulong line(mlstm_sizes s, int t) const { return of.line + ulong(start + t) * s.heads(); }
+};
+
+template <int STEPS, bool PACKED>
+inline mlstm_tile tile_at(mlstm_sizes s, device const int* starts, uint tile, uint head) {
+  const uint slot = tile / (STEPS / 8);
+  const int row = int(tile % (STEPS / 8)) * 8;
+  // the last chunk of a sequence may be short: one more than there are whole ones
+  const uint n = PACKED ? sequence_at<STEPS>(s, starts, slot, 1) : head / s.heads();
+  const int chunk = int(PACKED ? slot - (uint(starts[n]) / STEPS + n) : slot);
+  return {
+      sequence_of<STEPS, PACKED>(s, starts, n, PACKED ? head : head % s.heads()), chunk,
+      chunk * STEPS, row};
+}
 
 // Rows of a chunk, from those of all steps [steps, columns]; zeros outside.
 template <typename T>

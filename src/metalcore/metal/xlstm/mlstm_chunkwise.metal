@@ -41,27 +41,32 @@ inline two_floats sum_before(two_floats x, uint lane) {
   return found;
 }
 
-// One simdgroup per head; each lane takes a run of steps.
-template <typename G, bool SIGMOID>
+// One simdgroup per head of a sequence; each lane takes a run of steps.
+template <typename G, int STEPS, bool SIGMOID, bool PACKED>
 [[max_total_threads_per_threadgroup(32)]] kernel void mlstm_gates(
     device const G* i [[buffer(0)]],
     device const G* f [[buffer(1)]],
     device const float* m0 [[buffer(2)]],
-    device float2* w [[buffer(3)]],
-    device float2* c [[buffer(4)]],
-    device float* m [[buffer(5)]],
-    constant uint& steps [[buffer(6)]],
-    uint head [[threadgroup_position_in_grid]],
+    device const int* starts [[buffer(3)]],
+    device float2* w [[buffer(4)]],
+    device float2* c [[buffer(5)]],
+    device float* m [[buffer(6)]],
+    device float* m_last [[buffer(7)]],
+    constant long* size [[buffer(8)]],
+    uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
+  const mlstm_sizes s = {size};
+  const mlstm_sequence here =
+      sequence_of<STEPS, PACKED>(s, starts, group / s.heads(), group % s.heads());
+  const uint steps = uint(here.steps);
   const uint run = (steps + 31) / 32;
   const uint first = min(steps, lane * run);
   const uint end = min(steps, first + run);
-  const ulong start = ulong(head) * steps;
-  i += start;
-  f += start;
-  w += start;
-  c += start;
-  m += start;
+  i += here.first;
+  f += here.first;
+  w += here.first;
+  c += here.first;
+  m += here.first;
   two_floats total = {0.0f, 0.0f};
   for (uint t = first; t < end; ++t) {
     total = added(total, {log_sigmoid(float(f[t])), 0.0f});
@@ -76,7 +81,7 @@ template <typename G, bool SIGMOID>
     w[t] = float2(own.high, own.low);
     most = is_more(own, most) ? own : most;
   }
-  most = largest_before(most, {m0[head], 0.0f}, lane);
+  most = largest_before(most, {m0[here.state], 0.0f}, lane);
   total = before;
   for (uint t = first; t < end; ++t) {
     total = added(total, {log_sigmoid(float(f[t])), 0.0f});
@@ -86,11 +91,17 @@ template <typename G, bool SIGMOID>
     c[t] = float2(scale.high, scale.low);
     m[t] = SIGMOID ? 0.0f : added(total, most).high;
   }
+  if (first < end && end == steps) {
+    m_last[here.state] = m[steps - 1];
+  }
+  if (steps == 0 && lane == 0) {
+    m_last[here.state] = m0[here.state];
+  }
 }
 
 // The states before each chunk, and after the last; or their gradients, from the last one on.
-// left: k or q. right: v or dh. states: [heads, chunks + 1, D, E + 1].
-template <typename T, int STEPS, int SIMDGROUPS, bool GRADIENT>
+// left: k or q. right: v or dh. states: [heads, slots, D, E + 1]. c_end, n_end: where it ends.
+template <typename T, int STEPS, int SIMDGROUPS, bool GRADIENT, bool PACKED>
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void mlstm_states(
     device const T* left [[buffer(0)]],
     device const T* right [[buffer(1)]],
@@ -101,29 +112,35 @@ template <typename T, int STEPS, int SIMDGROUPS, bool GRADIENT>
     device const float* m0 [[buffer(6)]],
     device const float* c0 [[buffer(7)]],
     device const float* n0 [[buffer(8)]],
-    device float* states [[buffer(9)]],
-    constant long* size [[buffer(10)]],
+    device const int* starts [[buffer(9)]],
+    device float* states [[buffer(10)]],
+    device float* c_end [[buffer(11)]],
+    device float* n_end [[buffer(12)]],
+    constant long* size [[buffer(13)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const mlstm_sizes s = {size};
   const int row = int(group.x * SIMDGROUPS + simdgroup) * 8;
   const int column = int(group.y) * 8 * kColumns;
-  const ulong head = group.z;
   if (row >= s.head()) {
     return;
   }
+  const mlstm_sequence here =
+      sequence_of<STEPS, PACKED>(s, starts, group.z / s.heads(), group.z % s.heads());
   const uint2 place = place_in_tile(lane);
   const int D = s.head(), E = s.values();
   const int d = row + int(place.y);
   const float root = GRADIENT ? precise::rsqrt(float(D)) : 1.0f;
-  left += head * ulong(s.steps()) * uint(D);
-  right += head * ulong(s.steps()) * uint(E);
-  share += head * uint(s.steps());
-  dl += head * uint(s.steps());
-  w += head * uint(s.steps());
-  c += head * uint(s.steps());
-  states += head * uint(s.chunks() + 1) * s.state();
+  left += here.first * uint(D);
+  right += here.first * uint(E);
+  share += here.first;
+  dl += here.first;
+  w += here.first;
+  c += here.first;
+  states += here.slot * s.state();
+  // of this thread's row, in states as they are given
+  const ulong given = here.state * uint(D) + uint(d);
 
   simdgroup_float8x8 sums[kColumns];
 #pragma unroll
@@ -133,33 +150,41 @@ template <typename T, int STEPS, int SIMDGROUPS, bool GRADIENT>
       const int at = column + x * 8 + int(place.x) + e;
       float value = 0.0f;
       if (d < D && at < E) {
-        value = c0[(head * uint(D) + uint(d)) * uint(E) + uint(at)];
+        value = c0[given * uint(E) + uint(at)];
       }
       if (d < D && at == E) {
-        value = n0[head * uint(D) + uint(d)];
+        value = n0[given];
       }
       sums[x].thread_elements()[e] = value;
     }
   }
-  for (int turn = 0; turn <= s.chunks(); ++turn) {
-    const int chunk = GRADIENT ? s.chunks() - turn : turn;
+  for (int turn = 0; turn <= here.chunks; ++turn) {
+    const int chunk = GRADIENT ? here.chunks - turn : turn;
+    const bool is_end = turn == here.chunks;
     device float* to = states + ulong(chunk) * s.state();
 #pragma unroll
     for (int x = 0; x < kColumns; ++x) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int at = column + x * 8 + int(place.x) + e;
+        const float value = sums[x].thread_elements()[e];
         if (d < D && at <= E) {
-          to[ulong(d) * uint(E + 1) + uint(at)] = sums[x].thread_elements()[e];
+          to[ulong(d) * uint(E + 1) + uint(at)] = value;
+        }
+        if (is_end && d < D && at < E) {
+          c_end[given * uint(E) + uint(at)] = value;
+        }
+        if (is_end && d < D && at == E) {
+          n_end[given] = value;
         }
       }
     }
-    if (turn == s.chunks()) {
+    if (is_end) {
       return;
     }
     const int first = (GRADIENT ? chunk - 1 : chunk) * STEPS;
-    const int count = min(STEPS, s.steps() - first);
-    const chunk_gates gates = gates_of(w, c, m0[head], first, count);
+    const int count = min(STEPS, here.steps - first);
+    const chunk_gates gates = gates_of(w, c, m0[here.state], first, count);
     const chunk_rows<T> rows = {left + ulong(first) * uint(D), count, D};
     const chunk_rows<T> with = {right + ulong(first) * uint(E), count, E};
     const values_and_ones<T> values = {with};
@@ -218,7 +243,7 @@ inline float products_of(
   return row_sum(sum);
 }
 
-template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE>
+template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE, bool PACKED>
 // mslsim: allow(code): tiles are multiplied in registers, which takes constant indices
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void mlstm_output(
     device const T* q [[buffer(0)]],
@@ -229,28 +254,29 @@ template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE>
     device const float* m [[buffer(5)]],
     device const float* m0 [[buffer(6)]],
     device const float* states [[buffer(7)]],
-    device T* h [[buffer(8)]],
-    constant long* size [[buffer(9)]],
-    constant float& eps [[buffer(10)]],
+    device const int* starts [[buffer(8)]],
+    device T* h [[buffer(9)]],
+    constant long* size [[buffer(10)]],
+    constant float& eps [[buffer(11)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const mlstm_sizes s = {size};
-  const int tile = int(group.x * SIMDGROUPS + simdgroup) * 8;
-  const ulong head = group.y;
-  if (tile >= s.steps()) {
+  const mlstm_tile here =
+      tile_at<STEPS, PACKED>(s, starts, group.x * SIMDGROUPS + simdgroup, group.y);
+  const int row = here.row;
+  const int count = min(STEPS, here.of.steps - here.start);
+  if (row >= count) {
     return;
   }
   const uint2 place = place_in_tile(lane);
-  const int chunk = tile / STEPS, start = chunk * STEPS, row = tile - start;
   const int D = s.head(), E = s.values();
-  const ulong first = head * uint(s.steps());
-  const int count = min(STEPS, s.steps() - start);
-  const chunk_gates gates = gates_of(w + first, c + first, m0[head], start, count);
-  const chunk_rows<T> queries = {q + (first + uint(start)) * uint(D), count, D};
-  const chunk_rows<T> keys = {k + (first + uint(start)) * uint(D), count, D};
-  const chunk_rows<T> values = {v + (first + uint(start)) * uint(E), count, E};
-  device const float* state = states + (head * uint(s.chunks() + 1) + uint(chunk)) * s.state();
+  const ulong first = here.of.first, from = here.from();
+  const chunk_gates gates = gates_of(w + first, c + first, m0[here.of.state], here.start, count);
+  const chunk_rows<T> queries = {q + from * uint(D), count, D};
+  const chunk_rows<T> keys = {k + from * uint(D), count, D};
+  const chunk_rows<T> values = {v + from * uint(E), count, E};
+  device const float* state = states + (here.of.slot + uint(here.chunk)) * s.state();
   const chunk_rows<float> memory = {state, D, E + 1};
   const float root = precise::rsqrt(float(D));
   const int t = row + int(place.y);
@@ -261,12 +287,11 @@ template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE>
   float divisor = 1.0f;
   if (NORMALIZE) {
     const float l = products_of<T, STEPS>(pairs, queries, state, s, row, gates, root, place);
-    const float least = t < count ? precise::exp(-m[first + uint(start + t)]) : 1.0f;
+    const float least = t < count ? precise::exp(-m[from + uint(t)]) : 1.0f;
     divisor = max(abs(l), least) + eps;
   }
   // in memory [entries, steps, heads, E]
-  const ulong entry = head / s.heads();
-  const ulong line = (entry * uint(s.steps()) + uint(start + t)) * s.heads() + head % s.heads();
+  const ulong line = here.line(s, t);
   for (int column = 0; column < E; column += 8 * kColumns) {
     simdgroup_float8x8 sums[kColumns];
 #pragma unroll

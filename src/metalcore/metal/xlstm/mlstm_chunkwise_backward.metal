@@ -16,7 +16,14 @@
 constant int kColumns = 4;
 
 // A row's part of the gradient: 1 / R and dl, and dm.
-template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE, bool EXACT, bool SIGMOID>
+template <
+    typename T,
+    int STEPS,
+    int SIMDGROUPS,
+    bool NORMALIZE,
+    bool EXACT,
+    bool SIGMOID,
+    bool PACKED>
 // mslsim: allow(code): tiles are multiplied in registers, which takes constant indices
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void mlstm_rows(
     device const T* q [[buffer(0)]],
@@ -28,33 +35,33 @@ template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE, bool EXACT, boo
     device const float* m [[buffer(6)]],
     device const float* m0 [[buffer(7)]],
     device const float* states [[buffer(8)]],
-    device float* share [[buffer(9)]],
-    device float* dl [[buffer(10)]],
-    device float* dm [[buffer(11)]],
-    constant long* size [[buffer(12)]],
-    constant float& eps [[buffer(13)]],
+    device const int* starts [[buffer(9)]],
+    device float* share [[buffer(10)]],
+    device float* dl [[buffer(11)]],
+    device float* dm [[buffer(12)]],
+    constant long* size [[buffer(13)]],
+    constant float& eps [[buffer(14)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const mlstm_sizes s = {size};
-  const int tile = int(group.x * SIMDGROUPS + simdgroup) * 8;
-  const ulong head = group.y;
-  if (tile >= s.steps()) {
+  const mlstm_tile here =
+      tile_at<STEPS, PACKED>(s, starts, group.x * SIMDGROUPS + simdgroup, group.y);
+  const int row = here.row;
+  const int count = min(STEPS, here.of.steps - here.start);
+  if (row >= count) {
     return;
   }
   const uint2 place = place_in_tile(lane);
-  const int chunk = tile / STEPS, start = chunk * STEPS, row = tile - start;
   const int D = s.head(), E = s.values();
-  const ulong first = head * uint(s.steps());
-  const int count = min(STEPS, s.steps() - start);
-  const chunk_gates gates = gates_of(w + first, c + first, m0[head], start, count);
-  const ulong from = first + uint(start);
+  const ulong first = here.of.first, from = here.from();
+  const chunk_gates gates = gates_of(w + first, c + first, m0[here.of.state], here.start, count);
   const chunk_rows<T> queries = {q + from * uint(D), count, D};
   const chunk_rows<T> keys = {k + from * uint(D), count, D};
   const values_and_ones<T> values = {{v + from * uint(E), count, E}};
   const chunk_rows<T> gradients = {dh + from * uint(E), count, E};
   const chunk_rows<float> memory = {
-      states + (head * uint(s.chunks() + 1) + uint(chunk)) * s.state(), D, E + 1};
+      states + (here.of.slot + uint(here.chunk)) * s.state(), D, E + 1};
   const float root = precise::rsqrt(float(D));
   const int t = row + int(place.y);
   const float kept = gates.from_start(t) * root;
@@ -100,7 +107,7 @@ template <typename T, int STEPS, int SIMDGROUPS, bool NORMALIZE, bool EXACT, boo
 
 // Eight rows of a result: dq (0), dk (1) or dv (2), and of the first two their products with q or
 // k. states: C for dq, dC of the states after the chunks for the others.
-template <typename T, int RESULT, int STEPS, int SIMDGROUPS>
+template <typename T, int RESULT, int STEPS, int SIMDGROUPS, bool PACKED>
 // mslsim: allow(code): tiles are multiplied in registers, which takes constant indices
 [[max_total_threads_per_threadgroup(SIMDGROUPS * 32)]] kernel void mlstm_gradient(
     device const T* q [[buffer(0)]],
@@ -113,32 +120,31 @@ template <typename T, int RESULT, int STEPS, int SIMDGROUPS>
     device const float2* c [[buffer(7)]],
     device const float* m0 [[buffer(8)]],
     device const float* states [[buffer(9)]],
-    device T* result [[buffer(10)]],
-    device float* products [[buffer(11)]],
-    constant long* size [[buffer(12)]],
+    device const int* starts [[buffer(10)]],
+    device T* result [[buffer(11)]],
+    device float* products [[buffer(12)]],
+    constant long* size [[buffer(13)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const mlstm_sizes s = {size};
-  const int tile = int(group.x * SIMDGROUPS + simdgroup) * 8;
-  const ulong head = group.y;
-  if (tile >= s.steps()) {
+  const mlstm_tile here =
+      tile_at<STEPS, PACKED>(s, starts, group.x * SIMDGROUPS + simdgroup, group.y);
+  const int row = here.row;
+  const int count = min(STEPS, here.of.steps - here.start);
+  if (row >= count) {
     return;
   }
   const uint2 place = place_in_tile(lane);
-  const int chunk = tile / STEPS, start = chunk * STEPS, row = tile - start;
   const int D = s.head(), E = s.values();
-  const ulong first = head * uint(s.steps());
-  const int count = min(STEPS, s.steps() - start);
-  const chunk_gates gates = gates_of(w + first, c + first, m0[head], start, count);
-  const ulong from = first + uint(start);
+  const ulong first = here.of.first, from = here.from();
+  const chunk_gates gates = gates_of(w + first, c + first, m0[here.of.state], here.start, count);
   const chunk_rows<T> queries = {q + from * uint(D), count, D};
   const chunk_rows<T> keys = {k + from * uint(D), count, D};
   const values_and_ones<T> values = {{v + from * uint(E), count, E}};
   const shared_gradients<T> gradients = {{dh + from * uint(E), count, E}, share + from, dl + from};
   const chunk_rows<float> memory = {
-      states + (head * uint(s.chunks() + 1) + uint(RESULT == 0 ? chunk : chunk + 1)) * s.state(), D,
-      E + 1};
+      states + (here.of.slot + uint(here.chunk + (RESULT == 0 ? 0 : 1))) * s.state(), D, E + 1};
   const float root = precise::rsqrt(float(D));
   const int own = row + int(place.y);
   const float factor = RESULT == 0 ? gates.from_start(own) * root : gates.to_end(own);
@@ -153,8 +159,7 @@ template <typename T, int RESULT, int STEPS, int SIMDGROUPS>
   }
   const int columns = RESULT == 2 ? E : D;
   const int depth = RESULT == 2 ? D : E + 1;
-  const ulong entry = head / s.heads();
-  const ulong line = (entry * uint(s.steps()) + uint(start + own)) * s.heads() + head % s.heads();
+  const ulong line = here.line(s, own);
   float product = 0.0f;
   for (int column = 0; column < columns; column += 8 * kColumns) {
     simdgroup_float8x8 sums[kColumns];
@@ -213,15 +218,26 @@ template <typename T, int RESULT, int STEPS, int SIMDGROUPS>
 }
 
 // The product of each state and its gradient; one threadgroup for one of them.
-template <int THREADS>
+template <int STEPS, int THREADS, bool PACKED>
 [[max_total_threads_per_threadgroup(THREADS)]] kernel void mlstm_inner(
     device const float* states [[buffer(0)]],
     device const float* gradients [[buffer(1)]],
-    device float* inner [[buffer(2)]],
-    constant uint& values [[buffer(3)]],
+    device const int* starts [[buffer(2)]],
+    device float* inner [[buffer(3)]],
+    constant long* size [[buffer(4)]],
     uint state [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   threadgroup float scratch[32];
+  const mlstm_sizes s = {size};
+  if (PACKED) {
+    // not every slot has a state
+    const uint n = sequence_at<STEPS>(s, starts, state % s.slots(), 2);
+    const mlstm_sequence here = sequence_of<STEPS, PACKED>(s, starts, n, state / s.slots());
+    if (state > here.slot + uint(here.chunks)) {
+      return;
+    }
+  }
+  const uint values = uint(s.state());
   states += ulong(state) * values;
   gradients += ulong(state) * values;
   float sum = 0.0f;
@@ -234,8 +250,8 @@ template <int THREADS>
   }
 }
 
-// One simdgroup per head; each lane takes a run of chunks, from the last step on.
-template <typename G, int STEPS, bool EXACT, bool SIGMOID>
+// One simdgroup per head of a sequence; each lane takes a run of chunks, from the last step on.
+template <typename G, int STEPS, bool EXACT, bool SIGMOID, bool PACKED>
 [[max_total_threads_per_threadgroup(32)]] kernel void mlstm_gate_gradients(
     device const G* i [[buffer(0)]],
     device const G* f [[buffer(1)]],
@@ -246,28 +262,31 @@ template <typename G, int STEPS, bool EXACT, bool SIGMOID>
     device const float* of_m [[buffer(6)]],
     device const float* inner [[buffer(7)]],
     device const float* dm_last [[buffer(8)]],
-    device G* di [[buffer(9)]],
-    device G* df [[buffer(10)]],
-    device float* dm [[buffer(11)]],
-    constant uint& steps [[buffer(12)]],
-    uint head [[threadgroup_position_in_grid]],
+    device const int* starts [[buffer(9)]],
+    device G* di [[buffer(10)]],
+    device G* df [[buffer(11)]],
+    device float* dm [[buffer(12)]],
+    constant long* size [[buffer(13)]],
+    uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
+  const mlstm_sizes s = {size};
+  const mlstm_sequence here =
+      sequence_of<STEPS, PACKED>(s, starts, group / s.heads(), group % s.heads());
   const bool has_m = EXACT && !SIGMOID;
-  const int chunks = int((steps + STEPS - 1) / STEPS);
-  const int run = (chunks + 31) / 32 * STEPS;
-  const int first = min(int(steps), int(lane) * run);
-  const int end = min(int(steps), first + run);
-  const ulong start = ulong(head) * steps;
-  i += start;
-  f += start;
-  c += start;
-  of_q += start;
-  of_k += start;
-  of_m += start;
-  di += start;
-  df += start;
-  inner += ulong(head) * uint(chunks + 1);
-  const float2 initial = float2(m0[head], 0.0f);
+  const int steps = here.steps;
+  const int run = (here.chunks + 31) / 32 * STEPS;
+  const int first = min(steps, int(lane) * run);
+  const int end = min(steps, first + run);
+  i += here.first;
+  f += here.first;
+  c += here.first;
+  of_q += here.first;
+  of_k += here.first;
+  of_m += here.first;
+  di += here.first;
+  df += here.first;
+  inner += here.slot;
+  const float2 initial = float2(m0[here.state], 0.0f);
 
   // dm of the steps before the first one here that c is of, all of them where there is none
   bool is_taken = false;
@@ -281,7 +300,7 @@ template <typename G, int STEPS, bool EXACT, bool SIGMOID>
   }
   two_floats carried = {0.0f, 0.0f};
   if (has_m) {
-    carried = two_sum(dm_last[head], -inner[chunks]);
+    carried = two_sum(dm_last[here.state], -inner[here.chunks]);
   }
   two_floats mine = carried;
   for (short other = 31; other >= 0; --other) {
@@ -292,12 +311,12 @@ template <typename G, int STEPS, bool EXACT, bool SIGMOID>
     carried = taken ? theirs : added(carried, theirs);
   }
   if (lane == 0) {
-    dm[head] = carried.high + inner[0];
+    dm[here.state] = carried.high + inner[0];
   }
   carried = mine;
   two_floats sum = {0.0f, 0.0f};
   for (int t = end - 1; t >= first; --t) {
-    if (t == int(steps) - 1 || (t + 1) % STEPS == 0) {
+    if (t == steps - 1 || (t + 1) % STEPS == 0) {
       sum = added(carried, {inner[t / STEPS + 1], 0.0f});
     }
     const float here = has_m ? of_m[t] : 0.0f;

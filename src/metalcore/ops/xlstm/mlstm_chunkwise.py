@@ -211,6 +211,24 @@ def _(dtype: torch.dtype) -> Example:
     return Example((torch.randn(h.shape).to(dtype), c, n, m, *args), reduces_over=128)
 
 
+def _packed_sample(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Two sequences that start from nothing."""
+    q, k, v, i, f = (x[:1] for x in _sample(dtype)[:5])
+    return q, k, v, i, f, None, None, None, torch.tensor([0, 34, 37])
+
+
+@_forward.example
+def _(dtype: torch.dtype) -> Example:
+    return Example((*_packed_sample(dtype), 1e-6, False, True, False, 16), reduces_over=64)
+
+
+@backward.example
+def _(dtype: torch.dtype) -> Example:
+    dh, none = torch.randn(1, 3, 37, 5).to(dtype), (None, None, None)
+    rule = (1e-6, False, True, False, 16)
+    return Example((dh, *none, *_packed_sample(dtype), *rule), reduces_over=128)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.rule = inputs[9:]
     ctx.set_materialize_grads(False)
