@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// v = (x - mean) * rstd,  g = dy * weight
-// dx = rstd * (g - mean(g) - v * mean(g * v)) + dsum,  dweight = sum dy * v,  dbias = sum dy
+// v = x - mean,  g = dy * weight
+// dx = rstd * (g - mean(g) - v * mean(g * v) * rstd^2) + dsum
+// dweight = sum dy * v * rstd,  dbias = sum dy
 //
 // One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
 // are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long
@@ -35,7 +36,7 @@ template <
     uint lanes [[threads_per_threadgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
-  threadgroup float scratch[128];
+  threadgroup float scratch[64];
   const float part = 1.0f / float(n * WIDTH);
   const uint first = block * rows_per_block;
   const uint last = min(rows, first + rows_per_block);
@@ -61,8 +62,8 @@ template <
     const float r = rstd[row];
     stored d[KEEP];
     stored v[KEEP];
-    float sum = 0.0f;
-    float dot = 0.0f;
+    wide sum = wide(0.0f);
+    wide dot = wide(0.0f);
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const uint i = lane + k * lanes;
@@ -70,39 +71,44 @@ template <
         d[k] = dy[i];
         v[k] = x[i];
         const wide g = wide(d[k]) * scales[k];
-        sum += total(g);
-        dot += total(g * (wide(v[k]) - m));
+        sum += g;
+        dot = fma(g, wide(v[k]) - m, dot);
       }
     }
     for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
       const wide g = wide(dy[i]) * value_or<wide, WEIGHT>(1.0f, weight, i);
-      sum += total(g);
-      dot += total(g * (wide(x[i]) - m));
+      sum += g;
+      dot = fma(g, wide(x[i]) - m, dot);
     }
     // two halves of scratch in turn: the barrier of one row guards the half that the next reuses
     const float2 sums =
-        threadgroup_sum(float2(sum, dot * r), scratch + 64 * (row % 2), lane, lanes) * part;
+        threadgroup_sum(float2(total(sum), total(dot)), scratch + 32 * (row % 2), lane, lanes) *
+        part;
+    const float even = -sums.x * r;
+    const float slope = -sums.y * r * r * r;
 
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const uint i = lane + k * lanes;
       if (i < n) {
         const wide di = wide(d[k]);
-        const wide vi = (wide(v[k]) - m) * r;
-        const wide g = (di * scales[k] - sums.x - vi * sums.y) * r;
+        const wide ri = di * r;
+        const wide vi = wide(v[k]) - m;
+        const wide g = fma(vi, wide(slope), fma(ri, scales[k], wide(even)));
         dx[i] = stored(DSUM ? g + wide(dsum[i]) : g);
-        dweight[k] += di * vi;
+        dweight[k] = fma(ri, vi, dweight[k]);
         dbias[k] += di;
       }
     }
     for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
       const wide di = wide(dy[i]);
-      const wide vi = (wide(x[i]) - m) * r;
+      const wide ri = di * r;
+      const wide vi = wide(x[i]) - m;
       const wide w = value_or<wide, WEIGHT>(1.0f, weight, i);
-      const wide g = (di * w - sums.x - vi * sums.y) * r;
+      const wide g = fma(vi, wide(slope), fma(ri, w, wide(even)));
       dx[i] = stored(DSUM ? g + wide(dsum[i]) : g);
       if (DWEIGHT) {
-        weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + di * vi;
+        weight_share[i] = fma(ri, vi, row == first ? wide(0.0f) : weight_share[i]);
       }
       if (DBIAS) {
         bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + di;
