@@ -12,10 +12,6 @@
 
 #include "log_sum_exp.h"
 
-// 1 at place t of a chunk, else 0.
-inline float one_at(float, uint) { return 1.0f; }
-inline float4 one_at(float4, uint t) { return float4(t == 0, t == 1, t == 2, t == 3); }
-
 // The logits of a row as the loss sees them.
 template <bool CAP>
 struct soft_cap {
@@ -58,7 +54,7 @@ struct row_sums {
   }
 };
 
-// Of a row: dx = p * mass - w * even - nll at the target.
+// Of a row: dx = p * mass - w * even, and at the target - nll.
 template <bool CAP, bool SMOOTH>
 struct row_gradient {
   soft_cap<CAP> cap;
@@ -66,21 +62,19 @@ struct row_gradient {
   float mass;
   float even;
   float nll;
-  uint place;
-  uint in_chunk;
 
-  // of chunk i, whose logits are x and whose weights are w
+  // of logits x, whose weights are w
   template <typename wide>
-  wide at(wide x, wide w, uint i) const thread {
+  wide at(wide x, wide w) const thread {
     const wide y = cap.capped(x);
     wide d = power(y - lse) * mass;
     if (SMOOTH) {
       d -= w * even;
     }
-    if (i == place) {
-      d -= one_at(d, in_chunk) * nll;
-    }
     return CAP ? d * cap.slope(y) : d;
+  }
+  float at_target(float x, float w) const thread {
+    return at(x, w) - (CAP ? nll * cap.slope(cap.capped(x)) : nll);
   }
 };
 
@@ -172,9 +166,9 @@ template <
   const float part = MEAN ? 1.0f / *divisor : 1.0f;
   const float nll = SMOOTH ? (1.0f - smoothing) * w_target : w_target;
   const float even = SMOOTH ? smoothing / float(n * WIDTH) : 0.0f;
+  const float x_target = float(values[target]);
   if (lane == 0) {
-    const float y_target = gradient.cap.capped(float(values[target]));
-    float loss = nll * (lse - y_target) + z_loss * w_target * lse * lse;
+    float loss = nll * (lse - gradient.cap.capped(x_target)) + z_loss * w_target * lse * lse;
     if (SMOOTH) {
       loss += even * (sums.weights * lse - sums.weighted);
     }
@@ -188,19 +182,23 @@ template <
   gradient.mass = (nll + even * sums.weights + 2.0f * z_loss * w_target * lse) * part;
   gradient.even = even * part;
   gradient.nll = nll * part;
-  gradient.place = target / WIDTH;
-  gradient.in_chunk = target % WIDTH;
   // the logit of the target has been read, which the gradient may overwrite
   threadgroup_barrier(mem_flags::mem_device);
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const uint j = lane + k * lanes;
     if (j < n) {
-      dlogits[j] = stored(gradient.at(wide(kept[k]), weight_at<WEIGHS, wide>(weight, j), j));
+      dlogits[j] = stored(gradient.at(wide(kept[k]), weight_at<WEIGHS, wide>(weight, j)));
     }
   }
   for (uint j = lane + KEEP * lanes; j < n; j += lanes) {
-    dlogits[j] = stored(gradient.at(wide(logits[j]), weight_at<WEIGHS, wide>(weight, j), j));
+    dlogits[j] = stored(gradient.at(wide(logits[j]), weight_at<WEIGHS, wide>(weight, j)));
+  }
+  // all are written, the target as if it were another
+  threadgroup_barrier(mem_flags::mem_device);
+  if (lane == 0) {
+    const float w = weight_at<WEIGHS, float>(weights, target);
+    ((device T*)dlogits)[target] = T(gradient.at_target(x_target, w));
   }
 }
 
