@@ -40,7 +40,7 @@ def plan(p: Program, a: Arguments) -> Any:
             return NotImplemented
     # one with gaps is written by way of a copy
     for to, written in ((a.cache, made.cache), (a.scales, made.scales)):
-        if written is not to:
+        if written is not None and written is not to:
             p.copy(to, written)
     return made.buffers[int(out)]
 
