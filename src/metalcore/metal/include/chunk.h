@@ -19,10 +19,7 @@ struct chunk<T, 1> {
 };
 
 inline float total(float v) { return v; }
-inline float total(float4 v) {
-  const float2 halves = v.xy + v.zw;
-  return halves.x + halves.y;
-}
+inline float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 // The sum of the squares.
 inline float squared(float v) { return v * v; }

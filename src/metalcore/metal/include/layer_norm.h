@@ -29,25 +29,25 @@ struct norm_of_rows {
   }
 };
 
-// x[i]; where ADD is set x[i] + residual[i], as it is stored.
-template <bool ADD, typename wide, typename stored>
-inline stored value_at(device const stored* x, device const stored* residual, uint i) {
-  return ADD ? stored(wide(x[i]) + wide(residual[i])) : x[i];
-}
-
-// The same, and where ADD is set stored to sum[i].
-template <bool ADD, typename wide, typename stored>
-inline wide row_at(
-    device const stored* x, device const stored* residual, device stored* sum, uint i) {
-  const stored s = value_at<ADD, wide>(x, residual, i);
+// x[i]; where ADD is set x[i] + residual[i], as it is stored to sum[i].
+template <typename T, int WIDTH, bool ADD>
+inline typename chunk<T, WIDTH>::stored row_at(
+    device const typename chunk<T, WIDTH>::stored* x,
+    device const typename chunk<T, WIDTH>::stored* residual,
+    device typename chunk<T, WIDTH>::stored* sum,
+    uint i) {
+  typedef typename chunk<T, WIDTH>::stored stored;
+  typedef typename chunk<T, WIDTH>::wide wide;
+  stored s = x[i];
   if (ADD) {
+    s = stored(wide(s) + wide(residual[i]));
     sum[i] = s;
   }
-  return wide(s);
+  return s;
 }
 
 // y, mean and rstd of the row `x` by `lanes` threads. Where ADD is set, the row is x + residual,
-// and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 32 floats.
+// and written to `sum`; the norm is that of the sum as it is stored. `scratch` holds 96 floats.
 template <typename T, int WIDTH, int KEEP, bool ADD, typename NORM>
 inline void layer_norm_row(
     device const typename chunk<T, WIDTH>::stored* x,
@@ -63,35 +63,39 @@ inline void layer_norm_row(
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
   const uint n = norm.n;
+  const float part = 1.0f / float(n * WIDTH);
 
-  // Any number near the values will do, if all threads have the same: the mean of the first 32,
-  // of which the last one counts again in a shorter row. Where all are equal, it is exact.
-  const uint near = min(lane % 32, n * WIDTH - 1);
-  const float center =
-      simd_sum(float(value_at<ADD, float>((device const T*)x, (device const T*)residual, near))) *
-      (1.0f / 32.0f);
-
-  wide kept[KEEP];
-  wide offs = wide(0.0f);
-  wide squares = wide(0.0f);
+  stored kept[KEEP];
+  float whole = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEEP; ++k) {
     const uint i = lane + k * lanes;
-    kept[k] = wide(0.0f);
-    if (i < n) {
-      kept[k] = row_at<ADD, wide>(x, residual, sum, i) - center;
-    }
-    offs += kept[k];
-    squares = fma(kept[k], kept[k], squares);
+    kept[k] = i < n ? row_at<T, WIDTH, ADD>(x, residual, sum, i) : stored(0.0f);
+    whole += total(wide(kept[k]));
   }
   for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
-    const wide v = row_at<ADD, wide>(x, residual, sum, i) - center;
-    offs += v;
-    squares = fma(v, v, squares);
+    whole += total(wide(row_at<T, WIDTH, ADD>(x, residual, sum, i)));
   }
-  const float part = 1.0f / float(n * WIDTH);
-  const float2 sums =
-      threadgroup_sum(float2(total(offs), total(squares)), scratch, lane, lanes) * part;
+  const float center = threadgroup_sum(whole, scratch, lane, lanes) * part;
+
+  // The center is rounded, so it is off the mean: by as much as all values differ, if they are
+  // large and nearly the same. x - center has no such error.
+  float off = 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int k = 0; k < KEEP; ++k) {
+    const wide v = wide(kept[k]) - center;
+    const bool counts = lane + k * lanes < n;
+    off += counts ? total(v) : 0.0f;
+    squares += counts ? squared(v) : 0.0f;
+  }
+  for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
+    const wide v = wide(ADD ? sum[i] : x[i]) - center;
+    off += total(v);
+    squares += squared(v);
+  }
+  // another part of scratch, because a thread may still read the first one
+  const float2 sums = threadgroup_sum(float2(off, squares), scratch + 32, lane, lanes) * part;
   const float variance = sums.y - sums.x * sums.x;
   const float r = precise::rsqrt((variance < 0.0f ? 0.0f : variance) + norm.eps);
   const float shift = -sums.x * r;
@@ -100,7 +104,8 @@ inline void layer_norm_row(
   for (int k = 0; k < KEEP; ++k) {
     const uint i = lane + k * lanes;
     if (i < n) {
-      y[i] = stored(norm.template scaled<wide>(fma(kept[k], wide(r), wide(shift)), i));
+      const wide v = fma(wide(kept[k]) - center, wide(r), wide(shift));
+      y[i] = stored(norm.template scaled<wide>(v, i));
     }
   }
   for (uint i = lane + KEEP * lanes; i < n; i += lanes) {

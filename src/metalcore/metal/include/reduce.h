@@ -7,6 +7,7 @@ using namespace metal;
 
 struct sum_of {
   static float lanes(float value) { return simd_sum(value); }
+  static float2 lanes(float2 v) { return float2(simd_sum(v.x), simd_sum(v.y)); }
   static float none() { return 0.0f; }
 };
 
@@ -15,16 +16,27 @@ struct max_of {
   static float none() { return -INFINITY; }
 };
 
-template <typename Of>
-inline float threadgroup_value(float value, threadgroup float* scratch, uint lane, uint lanes) {
+// One value of a simdgroup, or two, 32 floats apart.
+inline void put(threadgroup float* scratch, uint i, float v) { scratch[i] = v; }
+inline void put(threadgroup float* scratch, uint i, float2 v) {
+  scratch[i] = v.x;
+  scratch[i + 32] = v.y;
+}
+inline float got(threadgroup float* scratch, uint i, float) { return scratch[i]; }
+inline float2 got(threadgroup float* scratch, uint i, float2) {
+  return float2(scratch[i], scratch[i + 32]);
+}
+
+template <typename Of, typename V>
+inline V threadgroup_value(V value, threadgroup float* scratch, uint lane, uint lanes) {
   value = Of::lanes(value);
   if (lanes > 32) {
     if (lane % 32 == 0) {
-      scratch[lane / 32] = value;
+      put(scratch, lane / 32, value);
     }
     // every simdgroup's value is in scratch
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    value = Of::lanes(lane % 32 < lanes / 32 ? scratch[lane % 32] : Of::none());
+    value = Of::lanes(lane % 32 < lanes / 32 ? got(scratch, lane % 32, value) : V(Of::none()));
   }
   return value;
 }
@@ -35,29 +47,9 @@ inline float threadgroup_sum(float value, threadgroup float* scratch, uint lane,
   return threadgroup_value<sum_of>(value, scratch, lane, lanes);
 }
 
-// Of two values at a time, with 32 floats, for at most 512 threads: a lane adds up one of them.
+// Of two values, with 64 floats.
 inline float2 threadgroup_sum(float2 value, threadgroup float* scratch, uint lane, uint lanes) {
-  const bool is_odd = lane % 2 != 0;
-  float mine = is_odd ? value.y : value.x;
-  mine += simd_shuffle_xor(is_odd ? value.x : value.y, 1);
-#pragma unroll
-  for (ushort step = 2; step < 32; step *= 2) {
-    mine += simd_shuffle_xor(mine, step);
-  }
-  if (lanes <= 32) {
-    return float2(simd_broadcast(mine, 0), simd_broadcast(mine, 1));
-  }
-  if (lane % 32 < 2) {
-    scratch[lane % 2 * 16 + lane / 32] = mine;
-  }
-  // every simdgroup's values are in scratch
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  mine = lane % 16 < lanes / 32 ? scratch[lane % 32] : 0.0f;
-#pragma unroll
-  for (ushort step = 1; step < 16; step *= 2) {
-    mine += simd_shuffle_xor(mine, step);
-  }
-  return float2(simd_broadcast(mine, 0), simd_broadcast(mine, 16));
+  return threadgroup_value<sum_of>(value, scratch, lane, lanes);
 }
 
 // The largest `value`, in the same way.

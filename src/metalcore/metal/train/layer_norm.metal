@@ -19,7 +19,7 @@ template <typename T, typename W, int WIDTH, int KEEP, bool WEIGHT, bool BIAS>
     constant float& eps [[buffer(7)]],
     uint2 at [[thread_position_in_grid]],
     uint2 size [[threads_per_threadgroup]]) {
-  threadgroup float scratch[32];
+  threadgroup float scratch[96];
   const ulong row = at.y;
   const norm_of_rows<W, WIDTH, WEIGHT, BIAS> norm = {weight, bias, n, eps};
   layer_norm_row<T, WIDTH, KEEP, false>(

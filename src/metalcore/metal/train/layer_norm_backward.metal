@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// v = x - mean,  g = dy * weight
-// dx = rstd * (g - mean(g) - v * mean(g * v) * rstd^2) + dsum
-// dweight = sum dy * v * rstd,  dbias = sum dy
+// v = (x - mean) * rstd,  g = dy * weight
+// dx = rstd * (g - mean(g) - v * mean(g * v)) + dsum,  dweight = sum dy * v,  dbias = sum dy
 //
 // One threadgroup per block of rows, which also sums the block's shares of dweight and dbias. They
 // are kept in registers like the row, KEEP chunks of WIDTH values per thread; the rest of a long
@@ -36,7 +35,7 @@ template <
     uint lanes [[threads_per_threadgroup]]) {
   typedef typename chunk<T, WIDTH>::stored stored;
   typedef typename chunk<T, WIDTH>::wide wide;
-  threadgroup float scratch[64];
+  threadgroup float scratch[128];
   const float part = 1.0f / float(n * WIDTH);
   const uint first = block * rows_per_block;
   const uint last = min(rows, first + rows_per_block);
@@ -62,8 +61,8 @@ template <
     const float r = rstd[row];
     stored d[KEEP];
     stored v[KEEP];
-    wide sum = wide(0.0f);
-    wide dot = wide(0.0f);
+    float sum = 0.0f;
+    float dot = 0.0f;
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const uint i = lane + k * lanes;
@@ -71,44 +70,39 @@ template <
         d[k] = dy[i];
         v[k] = x[i];
         const wide g = wide(d[k]) * scales[k];
-        sum += g;
-        dot = fma(g, wide(v[k]) - m, dot);
+        sum += total(g);
+        dot += total(g * (wide(v[k]) - m));
       }
     }
     for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
       const wide g = wide(dy[i]) * value_or<wide, WEIGHT>(1.0f, weight, i);
-      sum += g;
-      dot = fma(g, wide(x[i]) - m, dot);
+      sum += total(g);
+      dot += total(g * (wide(x[i]) - m));
     }
     // two halves of scratch in turn: the barrier of one row guards the half that the next reuses
     const float2 sums =
-        threadgroup_sum(float2(total(sum), total(dot)), scratch + 32 * (row % 2), lane, lanes) *
-        part;
-    const float even = -sums.x * r;
-    const float slope = -sums.y * r * r * r;
+        threadgroup_sum(float2(sum, dot * r), scratch + 64 * (row % 2), lane, lanes) * part;
 
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
       const uint i = lane + k * lanes;
       if (i < n) {
         const wide di = wide(d[k]);
-        const wide ri = di * r;
-        const wide vi = wide(v[k]) - m;
-        const wide g = fma(vi, wide(slope), fma(ri, scales[k], wide(even)));
+        const wide vi = (wide(v[k]) - m) * r;
+        const wide g = (di * scales[k] - sums.x - vi * sums.y) * r;
         dx[i] = stored(DSUM ? g + wide(dsum[i]) : g);
-        dweight[k] = fma(ri, vi, dweight[k]);
+        dweight[k] += di * vi;
         dbias[k] += di;
       }
     }
     for (uint i = lane + KEEP * lanes; i < n; i += lanes) {
       const wide di = wide(dy[i]);
-      const wide ri = di * r;
-      const wide vi = wide(x[i]) - m;
+      const wide vi = (wide(x[i]) - m) * r;
       const wide w = value_or<wide, WEIGHT>(1.0f, weight, i);
-      const wide g = fma(vi, wide(slope), fma(ri, w, wide(even)));
+      const wide g = (di * w - sums.x - vi * sums.y) * r;
       dx[i] = stored(DSUM ? g + wide(dsum[i]) : g);
       if (DWEIGHT) {
-        weight_share[i] = fma(ri, vi, row == first ? wide(0.0f) : weight_share[i]);
+        weight_share[i] = (row == first ? wide(0.0f) : weight_share[i]) + di * vi;
       }
       if (DBIAS) {
         bias_share[i] = (row == first ? wide(0.0f) : bias_share[i]) + di;
