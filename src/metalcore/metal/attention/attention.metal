@@ -45,6 +45,8 @@ template <
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int ROWS = SIMDGROUPS * 8;
   constexpr int THREADS = SIMDGROUPS * 32;
+  // wider heads leave no registers for it
+  constexpr int UNROLL = D <= 128 ? 16 : 2;
   threadgroup T q_tile[SIMDGROUPS * 8 * D];
   threadgroup T kv_tile[KEYS * WIDTH];
   threadgroup int is_finite[SIMDGROUPS];
@@ -91,7 +93,7 @@ template <
     for (int j = 0; j < KEYS / 8; ++j) {
       p[j] = simdgroup_float8x8(0.0f);
     }
-#pragma unroll 2
+#pragma unroll(UNROLL)
     for (int d = 0; d < D; d += 8) {
       const simdgroup_float8x8 a = tile_at(q_tile + simdgroup * 8 * D + d, D, place);
 #pragma unroll

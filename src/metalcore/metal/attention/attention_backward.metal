@@ -98,11 +98,11 @@ inline void stage_seen(
     threadgroup const float* lse,
     uint worker) {
   constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
-  bool is_finite = true;
+  float zero = 0.0f;
 #pragma unroll 1
   for (uint r = worker / LANES; r < ROWS; r += STEP) {
     const uint at = (uint(first) + r) * stride, there = lse[r] != -INFINITY ? width : 0;
-    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, is_finite);
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, zero);
   }
 }
 

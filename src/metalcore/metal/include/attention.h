@@ -34,25 +34,31 @@ struct staging {
   enum { STEP = THREADS / LANES };
 };
 
-// The row that starts at x[at], at any address; where it is not whole, zeros from `width` on.
-template <int WIDTH, int LANES, typename T, typename S>
-inline void stage_row(
-    threadgroup T* to, device const S* x, uint at, uint width, uint lane, thread bool& is_finite) {
-  if (width != WIDTH || WIDTH != 4 * LANES) {
-#pragma unroll 1
-    for (uint column = lane; column < WIDTH; column += LANES) {
-      const S code = column < width ? x[at + column] : S(0);
-      is_finite = is_finite && isfinite(decoded(code));
-      to[column] = T(decoded(code));
-    }
-    return;
-  }
-  const vec<S, 4> codes = vec<S, 4>(*(device const packed_vec<S, 4>*)(x + (at + 4 * lane)));
+// Four values of a row, at any address. 0 times what is not finite is NaN, and so is `zero` then.
+template <typename T, typename S>
+inline void stage_four(threadgroup T* to, device const S* x, thread float& zero) {
+  const vec<S, 4> codes = vec<S, 4>(*(device const packed_vec<S, 4>*)x);
   const float4 values =
       float4(decoded(codes.x), decoded(codes.y), decoded(codes.z), decoded(codes.w));
-  is_finite = is_finite && dot(values, float4(0.0f)) == 0.0f;
+  zero += dot(values, float4(0.0f));
   const vec<T, 4> kept = is_same_v<T, S> ? vec<T, 4>(codes) : vec<T, 4>(values);
-  *(threadgroup packed_vec<T, 4>*)(to + 4 * lane) = packed_vec<T, 4>(kept);
+  *(threadgroup packed_vec<T, 4>*)to = packed_vec<T, 4>(kept);
+}
+
+// The row that starts at x[at]; where it is not whole, zeros from `width` on.
+template <int WIDTH, int LANES, typename T, typename S>
+inline void stage_row(
+    threadgroup T* to, device const S* x, uint at, uint width, uint lane, thread float& zero) {
+  if (width == WIDTH && WIDTH == 4 * LANES) {
+    stage_four(to + 4 * lane, x + (at + 4 * lane), zero);
+    return;
+  }
+#pragma unroll 1
+  for (uint column = lane; column < WIDTH; column += LANES) {
+    const S code = column < width ? x[at + column] : S(0);
+    zero += decoded(code) * 0.0f;
+    to[column] = T(decoded(code));
+  }
 }
 
 // Rows `first` to `first + ROWS` of x [count, width], and zeros beyond; whether all are finite.
@@ -66,13 +72,23 @@ inline bool stage(
     uint width,
     uint worker) {
   constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
-  bool is_finite = true;
-#pragma unroll 1
-  for (uint r = worker / LANES; r < ROWS; r += STEP) {
-    const uint row = uint(first) + r, there = int(row) < count ? width : 0;
-    stage_row<WIDTH, LANES>(to + r * WIDTH, x, row * stride, there, worker % LANES, is_finite);
+  const uint lane = worker % LANES, mine = worker / LANES;
+  float zero = 0.0f;
+  if (WIDTH == 4 * LANES && ROWS % STEP == 0 && width == WIDTH && first + ROWS <= count) {
+    uint at = (uint(first) + mine) * stride + 4 * lane;
+#pragma unroll
+    for (uint r = 0; r < ROWS; r += STEP) {
+      stage_four(to + (mine + r) * WIDTH + 4 * lane, x + at, zero);
+      at += STEP * stride;
+    }
+    return zero == 0.0f;
   }
-  return is_finite;
+#pragma unroll 1
+  for (uint r = mine; r < ROWS; r += STEP) {
+    const uint row = uint(first) + r, there = int(row) < count ? width : 0;
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, row * stride, there, lane, zero);
+  }
+  return zero == 0.0f;
 }
 
 // What a query and a key of one head give to softmax.

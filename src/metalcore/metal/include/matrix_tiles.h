@@ -21,10 +21,8 @@ inline ushort lane_of(uint row, uint column) {
 template <typename T>
 inline simdgroup_float8x8 tile_at(threadgroup const T* from, uint pitch, uint2 place) {
   simdgroup_float8x8 m;
-  const float2 both =
+  m.thread_elements() =
       float2(*(threadgroup const packed_vec<T, 2>*)(from + place.y * pitch + place.x));
-  m.thread_elements()[0] = both.x;
-  m.thread_elements()[1] = both.y;
   return m;
 }
 
@@ -32,7 +30,7 @@ inline simdgroup_float8x8 tile_at(threadgroup const T* from, uint pitch, uint2 p
 template <typename T>
 inline simdgroup_float8x8 turned_tile_at(threadgroup const T* from, uint pitch, uint2 place) {
   simdgroup_float8x8 m;
-  m.thread_elements()[0] = float(from[place.x * pitch + place.y]);
-  m.thread_elements()[1] = float(from[(place.x + 1) * pitch + place.y]);
+  from += place.x * pitch + place.y;
+  m.thread_elements() = float2(float(from[0]), float(from[pitch]));
   return m;
 }

@@ -96,14 +96,14 @@ inline bool stage_rows(
     uint width,
     uint worker) {
   constexpr uint LANES = staging<WIDTH, THREADS>::LANES, STEP = staging<WIDTH, THREADS>::STEP;
-  bool is_finite = true;
+  float zero = 0.0f;
 #pragma unroll 1
   for (uint r = worker / LANES; r < ROWS; r += STEP) {
     const int row = rows[r];
     const uint at = row >= 0 ? uint(row) * stride : 0, there = row >= 0 ? width : 0;
-    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, is_finite);
+    stage_row<WIDTH, LANES>(to + r * WIDTH, x, at, there, worker % LANES, zero);
   }
-  return is_finite;
+  return zero == 0.0f;
 }
 
 // The rows of the cache that keys from `from` on are, -1 for those that are not there; and scales.
@@ -148,7 +148,7 @@ inline void stage_queries(
     uint key_head,
     uint worker) {
   constexpr uint LANES = staging<D, THREADS>::LANES, STEP = staging<D, THREADS>::STEP;
-  bool is_finite = true;
+  float zero = 0.0f;
 #pragma unroll 1
   for (uint r = worker / LANES; r < ROWS; r += STEP) {
     const uint row = uint(here.tile) * ROWS + r;
@@ -156,7 +156,7 @@ inline void stage_queries(
     const uint there = int(query) < here.queries ? s.head_size() : 0;
     device const T* of_head = q + (there == 0 ? 0 : head * ulong(s.stride[1]));
     const uint at = there == 0 ? 0 : query * s.row(0);
-    stage_row<D, LANES>(to + r * D, of_head, at, there, worker % LANES, is_finite);
+    stage_row<D, LANES>(to + r * D, of_head, at, there, worker % LANES, zero);
   }
 }
 
