@@ -94,6 +94,7 @@ def _toolchain(target: Target, compiler: Path) -> str:
         f"set(CMAKE_CXX_COMPILER {compiler})",
         "set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)",
         "set(CMAKE_CXX_LINKER_DEPFILE_SUPPORTED FALSE)",
+        "set(CMAKE_DISABLE_PRECOMPILE_HEADERS ON)",
     ]
     if target.is_macos:
         # what CMake looks for on a Mac, and does not need here

@@ -377,4 +377,8 @@ struct FewQueries {
   }
 };
 
+// Compiled in over_cache.cpp.
+extern template struct FewQueries<float, float>;
+extern template struct FewQueries<float, Int8>;
+
 }  // namespace metalcore::cpu::tiles

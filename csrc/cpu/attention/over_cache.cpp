@@ -7,6 +7,10 @@
 #include "parts.h"
 
 namespace metalcore::cpu::tiles {
+
+template struct FewQueries<float, float>;
+template struct FewQueries<float, Int8>;
+
 namespace {
 
 // Up to so many queries of a sequence are read with its keys, once for all.
@@ -82,6 +86,13 @@ std::tuple<Tensor, Tensor> attend_over_cache(const Given& given_in, const Sizes&
                   ": scales are for 8 bits");
   STD_TORCH_CHECK(stored != ScalarType::Char || (given.k_scale && given.v_scale), given.op,
                   ": int8 must have scales");
+  if (has_codes && given.q.scalar_type() != accumulate_dtype(given.q.scalar_type())) {
+    // codes become floats, so that queries may be floats too: half the kernels
+    Given wide = given;
+    wide.q = to_dtype(given.q, accumulate_dtype(given.q.scalar_type()));
+    const auto [found, its_lse] = attend_over_cache(wide, s, places);
+    return {to_dtype(found, given.q.scalar_type()), its_lse};
+  }
   dispatch_float(given.q.scalar_type(), given.op, [&](auto type) {
     using T = decltype(type);
     using A = Acc<T>;
@@ -94,8 +105,10 @@ std::tuple<Tensor, Tensor> attend_over_cache(const Given& given_in, const Sizes&
                       given.softcap, given.left, int64_t(0), held);
     problem.sizes = s;
     problem.sequences = places.sequences;
-    if (stored == ScalarType::Char) return attend<T, Int8>(given, problem, places, out, lse);
-    if (stored == ScalarType::Byte) return attend<T, Float8>(given, problem, places, out, lse);
+    if constexpr (std::is_same_v<T, A>) {
+      if (stored == ScalarType::Char) return attend<T, Int8>(given, problem, places, out, lse);
+      if (stored == ScalarType::Byte) return attend<T, Float8>(given, problem, places, out, lse);
+    }
     expect_type<T>(given.k);
     attend<T, T>(given, problem, places, out, lse);
   });

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT
+// A tile of 16 rows times a few rows of activations: one row of weights per lane, so that nothing
+// is added up across lanes. A word of 4 activations meets a word of 4 quants of each row.
+//   bytes: dot products of four bytes, unsigned times signed; newer than the instruction set that
+//          is compiled for: ask has_byte_dots()
+//   words: products of 16 bits, two added up; every instruction set has them
+
+#include "tile_product.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define MC_BYTE_DOTS __attribute__((target("avx512vnni")))
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define MC_BYTE_DOTS
+#endif
+
+namespace metalcore::cpu::quant {
+
+bool has_byte_dots() {
+#if defined(__AVX512F__)
+  static const bool has = __builtin_cpu_supports("avx512vnni");
+  return has;
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return true;
+#else
+  return false;
+#endif
+}
+
+inline Bits everywhere(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, sizeof(word));
+  return Bits{} + word;
+}
+
+inline SignedBits multiply_words(Bits a, Bits b) {
+#if defined(__AVX512F__)
+  return (SignedBits)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (SignedBits)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__aarch64__)
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+  return (SignedBits)vpaddq_s32(low, vmull_high_s16(x, y));
+#else
+  return (SignedBits)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+}
+
+// The sum of 32 products as a float, from those of the upper bytes and of the lowest.
+inline FloatVec joined(SignedBits high, SignedBits low, bool has_low) {
+  const FloatVec found = to_float(high);
+  return has_low ? found * 256.0f + to_float(low) : found;
+}
+
+template <typename Format>
+inline __attribute__((always_inline)) void add_part(const PartScales& s, const Part& part,
+                                                    const FloatVec* dots, FloatVec& sum) {
+#pragma GCC unroll 2
+  for (int h = 0; h < Format::kScales; ++h) sum += dots[h] * (s.scale[h] * part.scale);
+  if constexpr (Format::kHasLeast) sum += s.least * part.sum;
+}
+
+// What the middle of the quants takes off half h of the values, or off both.
+template <typename Format>
+inline int32_t middle_of(const int32_t* sums, int h) {
+  return -Format::kMiddle * (Format::kScales == 2 ? sums[h] : sums[0] + sums[1]);
+}
+
+#if defined(MC_BYTE_DOTS)
+MC_BYTE_DOTS inline
+    __attribute__((always_inline)) SignedBits dot_bytes(SignedBits sum, Bits w, Bits a) {
+#if defined(__AVX512F__)
+  return (SignedBits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)a);
+#else
+  // of signed bytes: quants come as what they are beyond the middle
+  return (SignedBits)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
+#endif
+}
+
+template <typename Format, int Rows>
+MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
+  const Format& f = work.format;
+  const Activations& a = work.activations;
+  const int count = a.count;
+  FloatVec sums[Rows][kVectors] = {};
+  const uint8_t* at = work.tile;
+  const uint8_t* values = a.at(work.first);
+  const Part* info = a.info.get() + work.first * a.parts;
+  const int64_t row = a.parts * 32 * count;
+  for (int64_t b = 0; b < work.blocks; ++b) {
+    const uint8_t* const header = at;
+    at += kRows * f.header();
+    for (int p = 0; p < f.parts(); ++p, values += 32 * count, ++info) {
+      const uint8_t* const scales = at;
+      at += kRows * f.part_header();
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        PartScales s;
+        f.scales(header, scales, v, s);
+        Bits w[8];
+        Format::quants(at, v, w);
+#if !defined(__AVX512F__)
+        for (auto& word : w) word = (Bits)vsubq_u8((uint8x16_t)word, vdupq_n_u8(Format::kMiddle));
+#endif
+#pragma GCC unroll 16
+        for (int m = 0; m < Rows; ++m) {
+          const uint8_t* x = values + m * row;
+          const Part& part = info[m * a.parts];
+          FloatVec dots[Format::kScales];
+#pragma GCC unroll 2
+          for (int h = 0; h < Format::kScales; ++h) {
+            constexpr int kWords = 8 / Format::kScales;
+            SignedBits high = {}, low = {};
+            for (int plane = 0; plane < std::min(count, 2); ++plane) {
+              high = high << 8;
+#pragma GCC unroll 8
+              for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
+                high = dot_bytes(high, w[j], everywhere(x + 32 * plane + 4 * j));
+              }
+            }
+            if (count == 3) {
+#pragma GCC unroll 8
+              for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
+                low = dot_bytes(low, w[j], everywhere(x + 64 + 4 * j));
+              }
+            }
+#if defined(__AVX512F__)
+            high += middle_of<Format>(part.high, h);
+            low += middle_of<Format>(part.low, h);
+#endif
+            dots[h] = joined(high, low, count == 3);
+          }
+          add_part<Format>(s, part, dots, sums[m][v]);
+        }
+      }
+      at += kRows * quant_bytes(Format::kBits);
+    }
+  }
+  std::memcpy(work.y, sums, sizeof(sums));
+}
+#endif
+
+template <typename Format, int Rows>
+void multiply_by_words(const Work<Format>& work) {
+  const Format& f = work.format;
+  const Activations& a = work.activations;
+  const bool has_low = a.count == 3;
+  const int64_t step = has_low ? 128 : 64, row = a.parts * step;
+  FloatVec sums[Rows][kVectors] = {};
+  const uint8_t* at = work.tile;
+  const uint8_t* values = a.at(work.first);
+  const Part* info = a.info.get() + work.first * a.parts;
+  for (int64_t b = 0; b < work.blocks; ++b) {
+    const uint8_t* const header = at;
+    at += kRows * f.header();
+    for (int p = 0; p < f.parts(); ++p, values += step, ++info) {
+      const uint8_t* const scales = at;
+      at += kRows * f.part_header();
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        PartScales s;
+        f.scales(header, scales, v, s);
+        Bits w[8];
+        Format::quants(at, v, w);
+#pragma GCC unroll 4
+        for (int m = 0; m < Rows; ++m) {
+          const uint8_t* x = values + m * row;
+          const Part& part = info[m * a.parts];
+          FloatVec dots[Format::kScales];
+#pragma GCC unroll 2
+          for (int h = 0; h < Format::kScales; ++h) {
+            constexpr int kWords = 8 / Format::kScales;
+            SignedBits high = SignedBits{} + middle_of<Format>(part.high, h);
+            SignedBits low = SignedBits{} + middle_of<Format>(part.low, h);
+#pragma GCC unroll 8
+            for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
+              const Bits even = w[j] & 0x00ff00ff, odd = w[j] >> 8 & 0x00ff00ff;
+              high += multiply_words(even, everywhere(x + 8 * j));
+              high += multiply_words(odd, everywhere(x + 8 * j + 4));
+              if (has_low) {
+                low += multiply_words(even, everywhere(x + 64 + 8 * j));
+                low += multiply_words(odd, everywhere(x + 64 + 8 * j + 4));
+              }
+            }
+            dots[h] = joined(high, low, has_low);
+          }
+          add_part<Format>(s, part, dots, sums[m][v]);
+        }
+      }
+      at += kRows * quant_bytes(Format::kBits);
+    }
+  }
+  std::memcpy(work.y, sums, sizeof(sums));
+}
+
+// By the widest kernels that fit.
+template <typename Format>
+void multiply_tile(Work<Format> work, int64_t rows) {
+  const auto run = [&](auto size) {
+    constexpr int n = decltype(size)::value;
+    for (; rows >= n; rows -= n) {
+#if defined(MC_BYTE_DOTS)
+      if (!work.activations.are_words) {
+        multiply_by_bytes<Format, n>(work);
+      } else {
+        multiply_by_words<Format, n>(work);
+      }
+#else
+      multiply_by_words<Format, n>(work);
+#endif
+      work.first += n;
+      work.y += n * kRows;
+    }
+  };
+#if defined(__AVX512F__)
+  run(std::integral_constant<int, 16>());
+  run(std::integral_constant<int, 8>());
+#endif
+  run(std::integral_constant<int, 4>());
+  run(std::integral_constant<int, 3>());
+  run(std::integral_constant<int, 2>());
+  run(std::integral_constant<int, 1>());
+}
+
+template void multiply_tile(Work<GgmlTile<kQ4_0>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ4_1>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ5_0>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ5_1>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ8_0>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ4_K>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ5_K>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kQ6_K>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kIQ4_NL>>, int64_t);
+template void multiply_tile(Work<GgmlTile<kMXFP4>>, int64_t);
+template void multiply_tile(Work<GroupTile<4>>, int64_t);
+template void multiply_tile(Work<GroupTile<8>>, int64_t);
+
+}  // namespace metalcore::cpu::quant
