@@ -213,12 +213,15 @@ def test_leading_dimensions_strides_no_rows_and_no_weight(backend: Backend) -> N
         assert dx.isfinite().all()
 
 
+@pytest.mark.usefixtures("_way")
 def test_autocast_keeps_the_residual_in_float32() -> None:
     leaves = _inputs(Backend("cpu"), torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = metalcore.fused_swiglu_mlp(*leaves, EPS, lora_scale=0.5)
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     truth = _plain(*doubles)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = metalcore.fused_swiglu_mlp(*leaves, EPS, lora_scale=0.5)
+    for leaf, double in zip(leaves, doubles, strict=True):
+        assert torch.equal(leaf.double(), double)  # as it was
     assert y.dtype == torch.float32
     _check(y, truth, torch.bfloat16)
     grads = torch.autograd.grad(y.sum(), leaves)

@@ -94,7 +94,8 @@ def _fill_in_blocks(out: Tensor, terms: Sequence[Term], add: Tensor | None) -> N
     for rows in _slices(out.shape[0], max(_LEAST[0], _HELD[0] // longest)):
         lefts = [a[rows].float() for a, _, _ in terms]
         for columns in _slices(out.shape[1], max(_LEAST[1], _HELD[1] // longest)):
-            total = None if add is None else add[rows, columns].float()
+            # a copy, because products are added in place
+            total = None if add is None else add[rows, columns].to(torch.float32, copy=True)
             for left, (_, b, factor) in zip(lefts, terms, strict=True):
                 right = b[:, columns].float()
                 if total is None:
