@@ -113,6 +113,7 @@ def _backend_of(item: pytest.Item) -> str:
     return str(callspec.params.get("backend", "")) if callspec else ""
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist, which emulated machines do not have
 def pytest_testnodedown(node: Any) -> None:
     simulated_kernels.update(getattr(node, "workeroutput", {}).get("simulated_kernels", ()))
 

@@ -25,6 +25,7 @@ VOCABULARY = [32000, 50257, 100277, 128256, 151936, 262144]
 MATRICES = [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 48, 64, 65, 96, 300]
 ROWS = [1, 4096]
 BATCHES = [1, 64, 4096]
+MOST_COMBINATIONS = 16
 # In the examples of ops: a row's length, and the size that matrices are counted from.
 ROW, MATRIX, BATCH = 1000, 9, 5
 HEADS = [64, 80, 96, 128, 256]
@@ -56,7 +57,16 @@ def _options(op: str, args: Sequence[Any]) -> Iterator[list[Any]]:
             choices.append([a, None])
         else:
             choices.append([a])
-    yield from map(list, product(*choices))
+    if prod(map(len, choices)) <= MOST_COMBINATIONS:
+        yield from map(list, product(*choices))
+        return
+    # all, none, and from either the other way one by one
+    for start in ([c[0] for c in choices], [c[-1] for c in choices]):
+        yield start
+        for i, choice in enumerate(choices):
+            for other in choice:
+                if other is not start[i]:
+                    yield [*start[:i], other, *start[i + 1 :]]
 
 
 def _sizes(args: Sequence[Any], op: str) -> Iterator[dict[int, int]]:

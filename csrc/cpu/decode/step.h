@@ -42,7 +42,7 @@ inline const Knob threads_from("decode_step", "threads_from", 1 << 20);
 
 inline void rest() {
 #if defined(__SSE2__)
-  _mm_pause();
+  __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
