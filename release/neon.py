@@ -28,7 +28,7 @@ PYTHON = "3.11"
 TORCH = "torch==2.10.0"
 PACKAGES = (
     *("numpy", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions"),
-    *("setuptools", "pytest", "hypothesis", "expecttest", "typer", "rich"),
+    *("setuptools", "pytest", "hypothesis", "expecttest", "typer", "rich", "gguf"),
 )
 FAMILIES = sorted(p.parent.name for p in ROOT.glob("src/metalcore/ops/*/__init__.py"))
 # What starts compilers, and what is the same on every CPU, is tested where it is not emulated.

@@ -78,6 +78,10 @@ def make(
     link += " -s"  # no debug information
     compiler.write_text(
         "#!/bin/sh\n"
+        # zig writes names of CPUs with another dash
+        'for a in "$@"; do shift; '
+        'case "$a" in -march=*) a="-march=$(echo "${a#-march=}" | tr - _)";; esac; '
+        'set -- "$@" "$a"; done\n'
         f'case " $* " in *" -c "*|*" -E "*) exec {ZIG} c++ -target {target.triple} {flags} "$@";; '
         f'esac\n{link} "$@"\n'
     )

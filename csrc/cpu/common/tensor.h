@@ -12,6 +12,7 @@
 #include <array>
 #include <optional>
 
+#include "failure.h"
 #include "simd.h"
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -202,7 +203,7 @@ inline ScalarType accumulate_dtype(ScalarType dtype) {
 template <auto* function>
 void kernel(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
   metalcore_variant = "";
-  TORCH_BOX(function)(stack, num_args, num_outputs);
+  fail_as_torch([=] { TORCH_BOX(function)(stack, num_args, num_outputs); });
 }
 
 }  // namespace metalcore::cpu
