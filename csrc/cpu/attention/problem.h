@@ -128,7 +128,9 @@ inline Sizes sizes_of(const char* op, const Tensor& q, const Tensor& k, const Te
 
 inline Mask mask_of(const char* op, const std::optional<Tensor>& mask, const Sizes& s) {
   if (!mask) return {};
-  STD_TORCH_CHECK(mask->dim() == 4, op, ": mask must be 4-D");
+  const ScalarType dtype = mask->scalar_type();
+  STD_TORCH_CHECK(mask->dim() == 4 && (dtype == ScalarType::Bool || is_float(dtype)), op,
+                  ": mask must be 4-D, of bool or a floating dtype");
   const int64_t full[] = {s.batch, s.heads, s.queries, s.keys};
   int64_t stride[4];
   for (int64_t d = 0; d < 4; ++d) {
@@ -136,7 +138,7 @@ inline Mask mask_of(const char* op, const std::optional<Tensor>& mask, const Siz
                     ": mask must broadcast to [B, H, Tq, Tk]");
     stride[d] = mask->size(d) == 1 ? 0 : mask->stride(d);
   }
-  return {mask->const_data_ptr(), mask->scalar_type(), stride[0], stride[1], stride[2], stride[3]};
+  return {mask->const_data_ptr(), dtype, stride[0], stride[1], stride[2], stride[3]};
 }
 
 // One per batch entry, or by the places where packed sequences start.
