@@ -3,6 +3,7 @@
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,14 @@ from mslsim.cli import app
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 KERNEL = "kernel void k(device int* y, uint i [[thread_position_in_grid]])"
 SLOW = HEAD + KERNEL + "{ for (int n = 0; n < 2000000000; ++n) y[i] += n % 7; }"
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Shells start programs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def write(value: int) -> str:
@@ -74,8 +83,9 @@ def test_an_interrupted_run_leaves_nothing_to_the_next() -> None:
     assert {"_start", "ask", "send", "wait"} <= interrupted
 
 
-def test_an_interrupt_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_a_run(monkeypatch: pytest.MonkeyPatch, ctrl_c: None) -> None:
     y, works = np.zeros(64, np.int32), isolated.worker()
+    works.session.steps = 0
     look = process.select.select
 
     def interrupted(*args: Any) -> Any:
