@@ -25,6 +25,8 @@ Function = Callable[..., Any]
 # falls gets up to three times as long: something else was running.
 _BUDGET_SECONDS = 1.0
 _MIN_ROUNDS = 8
+# A side whose samples took so long in all is known well enough; the others go on.
+_ENOUGH_SECONDS = 6.0
 _SETTLED = 1.02
 # A sample is repeated calls of at least this long, so that it does not show how cold the side
 # before has left the caches. Its calls are timed in parts of at least so long, for the clock's
@@ -311,14 +313,16 @@ def _time(sides: list[Side], device: str) -> None:
             or (spent < 3 * _BUDGET_SECONDS and not all(map(_settled, sides)))
         ):
             for side in order.sample(sides, len(sides)):
-                side.seconds.append(_sample(side, device))
+                if sum(side.seconds) < _ENOUGH_SECONDS:
+                    side.seconds.append(_sample(side, device))
             rounds += 1
             spent = synchronized(device) - start
 
 
 def _settled(side: Side) -> bool:
     """Whether the later half of the samples brought nothing new."""
-    return min(side.seconds[: len(side.seconds) // 2]) <= _SETTLED * min(side.seconds)
+    earlier = side.seconds[: len(side.seconds) // 2] or side.seconds
+    return min(earlier) <= _SETTLED * min(side.seconds)
 
 
 def _sample(side: Side, device: str) -> float:
