@@ -108,7 +108,7 @@ class Step {
     const Node& node = tape_.nodes[i];
     if (node.kind == Kind::kQuantize) {
       auto& a = activations_[node.x.buffer];
-      a = {int(node.bytes), !quant::has_byte_dots(), node.parts, nullptr, nullptr};
+      a = {int(node.bytes), !quant::takes_bytes(int(node.bytes)), node.parts, nullptr, nullptr};
       a.values.reset(new uint8_t[M_ * node.parts * a.part_bytes()]);
       a.info.reset(new quant::Part[M_ * node.parts]);
     } else if (node.kind == Kind::kLinear) {

@@ -78,7 +78,7 @@ Tensor matmul_ggml(const Tensor& x_in, const Tensor& blocks, std::optional<Tenso
       metalcore_variant = "dense";
       return dense_product(x, y, M, w.N, w.K, filler<kType>(w));
     }
-    metalcore_variant = variant_of(count, !has_byte_dots(), kept.has_value());
+    metalcore_variant = variant_of(count, !takes_bytes(count), kept.has_value());
     dispatch_narrow(x.scalar_type(), [&](auto element) {
       using T = decltype(element);
       multiply_packed(

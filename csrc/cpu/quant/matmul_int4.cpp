@@ -145,7 +145,7 @@ Tensor matmul_int(const Tensor& x_in, const Tensor& packed, const Tensor& scale,
     });
     return y;
   }
-  metalcore_variant = variant_of(count, !has_byte_dots(), kept.has_value());
+  metalcore_variant = variant_of(count, !takes_bytes(count), kept.has_value());
   dispatch_narrow(x.scalar_type(), [&](auto element) {
     using T = decltype(element);
     multiply_packed(

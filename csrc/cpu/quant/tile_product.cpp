@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // A tile of 16 rows times a few rows of activations: one row of weights per lane, so that nothing
 // is added up across lanes. A word of 4 activations meets a word of 4 quants of each row.
-//   bytes: dot products of four bytes, unsigned times signed; newer than the instruction set that
-//          is compiled for: ask has_byte_dots()
+//   bytes: dot products of four bytes, unsigned times signed. Where they are newer than the
+//          instruction set that is compiled for, the CPU is asked; AVX2 has them of two bytes, with
+//          sums of 16 bits
 //   words: products of 16 bits, two added up; every instruction set has them
 
 #include "tile_product.h"
@@ -13,22 +14,26 @@
 
 #if defined(__AVX512F__)
 #define MC_BYTE_DOTS __attribute__((target("avx512vnni")))
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define MC_BYTE_DOTS
 #endif
 
 namespace metalcore::cpu::quant {
 
-bool has_byte_dots() {
+bool takes_bytes([[maybe_unused]] int count) {
 #if defined(__AVX512F__)
   static const bool has = __builtin_cpu_supports("avx512vnni");
   return has;
+#elif defined(__AVX2__)
+  return count == 1;  // two bytes would be two products where a word is one
 #elif defined(__ARM_FEATURE_DOTPROD)
   return true;
 #else
   return false;
 #endif
 }
+
+typedef uint8_t Bytes __attribute__((vector_size(MC_REGISTER_BYTES)));
 
 inline Bits everywhere(const uint8_t* p) {
   uint32_t word;
@@ -71,15 +76,62 @@ inline int32_t middle_of(const int32_t* sums, int h) {
 }
 
 #if defined(MC_BYTE_DOTS)
-MC_BYTE_DOTS inline
-    __attribute__((always_inline)) SignedBits dot_bytes(SignedBits sum, Bits w, Bits a) {
+// Whether quants are taken as signed: as what they are beyond the middle.
+template <typename Format>
 #if defined(__AVX512F__)
-  return (SignedBits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)a);
+constexpr bool kIsSigned = false;
+#elif defined(__AVX2__)
+constexpr bool kIsSigned = Format::kLargest > 63;
 #else
-  // of signed bytes: quants come as what they are beyond the middle
-  return (SignedBits)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
+constexpr bool kIsSigned = true;
 #endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// How many sums of two products fit into 16 bits, for quants up to `largest`.
+constexpr int pairs_in_word(int largest) {
+  int count = 8;
+  while (count * 2 * 128 * largest > 32767) count /= 2;
+  return count;
 }
+
+template <typename Format, int words>
+inline __attribute__((always_inline)) SignedBits dot_bytes(SignedBits sum, const Bits* w,
+                                                           const uint8_t* x) {
+  constexpr int kTerms = kIsSigned<Format> ? 1 : std::min(words, pairs_in_word(Format::kLargest));
+#pragma GCC unroll 8
+  for (int j = 0; j < words; j += kTerms) {
+    __m256i pairs = {};
+#pragma GCC unroll 8
+    for (int i = j; i < j + kTerms; ++i) {
+      const __m256i q = (__m256i)w[i], a = (__m256i)everywhere(x + 4 * i);
+      if constexpr (kIsSigned<Format>) {
+        // |q| (a sign(q)), and no a of one byte is -128
+        pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q));
+      } else {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(q, a));
+      }
+    }
+    sum += (SignedBits)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  return sum;
+}
+#else
+template <typename Format, int words>
+MC_BYTE_DOTS inline
+    __attribute__((always_inline)) SignedBits dot_bytes(SignedBits sum, const Bits* w,
+                                                        const uint8_t* x) {
+#pragma GCC unroll 8
+  for (int j = 0; j < words; ++j) {
+    const Bits a = everywhere(x + 4 * j);
+#if defined(__AVX512F__)
+    sum = (SignedBits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w[j], (__m512i)a);
+#else
+    sum = (SignedBits)vdotq_s32((int32x4_t)sum, (int8x16_t)w[j], (int8x16_t)a);
+#endif
+  }
+  return sum;
+}
+#endif
 
 template <typename Format, int Rows>
 MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
@@ -103,9 +155,9 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
         f.scales(header, scales, v, s);
         Bits w[8];
         Format::quants(at, v, w);
-#if !defined(__AVX512F__)
-        for (auto& word : w) word = (Bits)vsubq_u8((uint8x16_t)word, vdupq_n_u8(Format::kMiddle));
-#endif
+        if constexpr (kIsSigned<Format>) {
+          for (auto& word : w) word = (Bits)((Bytes)word - uint8_t(Format::kMiddle));
+        }
 #pragma GCC unroll 16
         for (int m = 0; m < Rows; ++m) {
           const uint8_t* x = values + m * row;
@@ -114,24 +166,15 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
 #pragma GCC unroll 2
           for (int h = 0; h < Format::kScales; ++h) {
             constexpr int kWords = 8 / Format::kScales;
-            SignedBits high = {}, low = {};
-            for (int plane = 0; plane < std::min(count, 2); ++plane) {
-              high = high << 8;
-#pragma GCC unroll 8
-              for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
-                high = dot_bytes(high, w[j], everywhere(x + 32 * plane + 4 * j));
-              }
+            const Bits* const quants = w + h * kWords;
+            const uint8_t* const from = x + 4 * h * kWords;
+            SignedBits low = {}, high = dot_bytes<Format, kWords>(low, quants, from);
+            if (count > 1) high = dot_bytes<Format, kWords>(high << 8, quants, from + 32);
+            if (count == 3) low = dot_bytes<Format, kWords>(low, quants, from + 64);
+            if constexpr (!kIsSigned<Format>) {
+              high += middle_of<Format>(part.high, h);
+              low += middle_of<Format>(part.low, h);
             }
-            if (count == 3) {
-#pragma GCC unroll 8
-              for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
-                low = dot_bytes(low, w[j], everywhere(x + 64 + 4 * j));
-              }
-            }
-#if defined(__AVX512F__)
-            high += middle_of<Format>(part.high, h);
-            low += middle_of<Format>(part.low, h);
-#endif
             dots[h] = joined(high, low, count == 3);
           }
           add_part<Format>(s, part, dots, sums[m][v]);

@@ -6,8 +6,8 @@
 
 namespace metalcore::cpu::quant {
 
-// Whether this CPU multiplies bytes; newer than the instruction set that is compiled for.
-bool has_byte_dots();
+// Whether activations of so many bytes are multiplied as bytes by this CPU, or else as words.
+bool takes_bytes(int count);
 
 // What a kernel reads: a tile of `blocks` blocks, and rows of activations from `values` on.
 template <typename Format>

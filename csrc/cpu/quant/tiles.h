@@ -5,7 +5,7 @@
 //   5 bits: before the nibbles, a word whose byte b has at bit j the fifth bit of value 4 j + b
 //   6 bits: two words; byte b of word w has at bit 2 j the high pair of value 16 w + 4 j + b
 // A format says where scales are and what they mean:
-//   value = scale (q - kMiddle) + least, with a scale for 32 values or for 16
+//   value = scale (q - kMiddle) + least, with a scale for 32 values or for 16; q <= kLargest
 #pragma once
 
 #include "formats.h"
@@ -105,6 +105,7 @@ struct GgmlTile {
   static constexpr bool kHasLeast = kIsK || type == kQ4_1 || type == kQ5_1;
   static constexpr int kScales = type == kQ6_K ? 2 : 1;
   static constexpr int kMiddle = type == kIQ4_NL ? 127 : type == kMXFP4 ? 12 : 1 << (kBits - 1);
+  static constexpr int kLargest = type == kIQ4_NL ? 240 : type == kMXFP4 ? 24 : (1 << kBits) - 1;
 
   int parts() const { return int(block_values(type) / 32); }
   // Bytes per row.
@@ -152,6 +153,7 @@ struct GgmlTile {
 template <int bits>
 struct GroupTile {
   static constexpr int kBits = bits, kScales = 1, kMiddle = 1 << (bits - 1);
+  static constexpr int kLargest = (1 << bits) - 1;
   static constexpr bool kHasLeast = true;
 
   int64_t group;
