@@ -7,8 +7,8 @@ from torch import Tensor
 
 import metalcore
 
-from ..harness import Bench, nbytes
-from ._inputs import sequence
+from ..harness import Bench, Function, nbytes
+from ._inputs import native, sequence
 
 
 def _inputs(heads: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -34,10 +34,22 @@ def _torch(
     return (query[..., None, :] @ c)[..., 0, :] / divisor[..., None]
 
 
+def _native() -> dict[str, Function]:
+    """mlstm_kernels, which has gates and m as [batch, heads, 1]."""
+
+    def step(run: Function) -> Function:
+        return lambda q, k, v, i, f, c, n, m: run(
+            q, k, v, i[..., None], f[..., None], c, n, m[..., None]
+        )[0]
+
+    found = native("recurrent.native_step", "mlstm_recurrent_step__native")
+    return {name: step(run) for name, run in found.items()}
+
+
 _BENCH = Bench(
     op="xlstm/mlstm_step",
     run=_ours,
-    peers={"torch": _torch},
+    peers={"torch": _torch, **_native()},
     inputs=_inputs,
     sweep=tuple({"heads": n} for n in (4, 32)),
     dtypes=(torch.float32,),
