@@ -35,7 +35,9 @@ _TITLES = {
     "train": "Training ops",
     "attention": "Attention",
     "xlstm": "xLSTM",
+    "quant": "Packed weights, beside products with whole ones",
     "linalg": "Linear algebra",
+    "precise": "Sums and products without error, beside torch's with it",
     "patch": "torch's own functions, with overrides",
 }
 _GRADIENTS = "forward+backward"

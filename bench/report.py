@@ -53,14 +53,16 @@ def _grid(title: str, rows: Sequence[Row]) -> Grid:
     for case in dict.fromkeys((row.shape, row.dtype) for row in rows):
         of_case = {row.peer: row for row in rows if (row.shape, row.dtype) == case}
         row = next(iter(of_case.values()))
+        # a peer may take only some of the cases
+        beside = [of_case.get(peer) for peer in peers]
         line = [*case, f"{row.backend} {row.variant}".strip(), _cell(row.ms)]
-        for peer in peers:
-            line += [_cell(of_case[peer].peer_ms), _cell(of_case[peer].ratio)]
+        for other in beside:
+            line += [_cell(other and other.peer_ms), _cell(other and other.ratio)]
         line += [_cell(row.gbps), *([_cell(row.gflops)] if flops else [])]
         line.append("-" if row.limit_fraction is None else f"{row.limit_fraction:.0%}")
         line.append("-" if row.max_error is None else f"{row.max_error:.0e}")
         if memory:
-            line += [_cell(row.mib), *(_cell(of_case[peer].peer_mib) for peer in peers)]
+            line += [_cell(row.mib), *(_cell(other and other.peer_mib) for other in beside)]
         lines.append(line)
     return Grid(title, columns, lines, _notes(rows))
 

@@ -93,6 +93,13 @@ def test_a_peer_that_is_wrong_missing_or_failing_is_named() -> None:
     assert all(isinstance(row.ms, float) for row in (wrong, missing, failing))
 
 
+def test_a_peer_may_take_some_of_the_cases() -> None:
+    first, second = (_rows(_bench(sweep=[{"rows": n, "n": 40}]))[0] for n in (3, 4))
+    (grid,) = report._grids([first, replace(first, peer="other"), second])
+    assert [len(line) for line in grid.lines] == [len(grid.columns)] * 2
+    assert grid.lines[1][grid.columns.index("other ms")] == "-"
+
+
 def test_a_training_step_is_checked_timed_and_weighed() -> None:
     from metalcore.bench.program import _steps
 
