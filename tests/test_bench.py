@@ -100,6 +100,14 @@ def test_a_peer_may_take_some_of_the_cases() -> None:
     assert grid.lines[1][grid.columns.index("other ms")] == "-"
 
 
+@pytest.mark.parametrize("bench", run.select(["mlx"]), ids=lambda bench: bench.op)
+def test_arrays_of_mlx_are_timed(bench: Bench) -> None:
+    case = harness.Case(bench, bench.sweep[0], torch.float32)
+    for row in run_case(case, "cpu", LIMITS):
+        assert isinstance(row.ms, float), row.ms
+        assert isinstance(row.peer_ms, float), row.peer_ms
+
+
 def test_a_training_step_is_checked_timed_and_weighed() -> None:
     from metalcore.bench.program import _steps
 
