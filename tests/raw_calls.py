@@ -21,6 +21,8 @@ from metalcore._accuracy import error, tolerance
 from metalcore._op import Op
 from metalcore._where import map_tensors
 
+# Of which one may by chance not move a result that another one does.
+_DIRECTIONS = 8
 REFUSALS = (RuntimeError, ValueError, IndexError, NotImplementedError)
 
 
@@ -151,11 +153,10 @@ def _truth(op: Op, args: list[Any], moved_by: float) -> list[Tensor]:
 
 
 def _sensitivity(op: Op, args: list[Any], i: int) -> float:
-    """By how many times a last place of the arguments result `i` moves with them: no algorithm that
-    rounds can be nearer to the truth."""
-    place = torch.finfo(lowest(args)).eps
-    moved = error(_truth(op, args, place)[i], _truth(op, args, 0.0)[i])
-    return moved / place
+    """By how many times a last place of the arguments result `i` moves with them, in the direction
+    that moves it most: no algorithm that rounds can be nearer to the truth."""
+    place, truth = torch.finfo(lowest(args)).eps, _truth(op, args, 0.0)[i]
+    return max(error(_truth(op, args, place)[i], truth) for _ in range(_DIRECTIONS)) / place
 
 
 def lowest(args: list[Any]) -> torch.dtype:
