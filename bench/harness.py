@@ -200,7 +200,7 @@ def run_case(case: Case, device: str, limits: Limits) -> list[Row]:
                 peer_ms=peer_ms,
                 ratio=ratio,
                 gbps=bytes_moved / seconds / 1e9 if bytes_moved and seconds else None,
-                limit_fraction=limits.fraction(seconds, bytes_moved, flops) if seconds else None,
+                limit_fraction=seconds and limits.fraction(seconds, case.dtype, bytes_moved, flops),
                 max_error=side.max_error if math.isfinite(side.max_error) else None,
                 gflops=flops / seconds / 1e9 if flops and seconds else None,
                 mib=side.mib,

@@ -6,7 +6,9 @@
   large ones, so a case is compared with the copy of its own working set: the largest one measured
   that is not larger than the case, and never less than what a larger copy reaches. So the fraction
   can be too low between two sizes, but not too high.
-- Arithmetic: a float32 matmul of 2048 x 2048.
+- Arithmetic: torch's matmul of 2048 x 2048 or the products of our attention, whichever is faster
+  here, because the library behind torch may not know this CPU. In bfloat16 for cases of it, else
+  in float32.
 """
 
 import ctypes
@@ -18,12 +20,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import metalcore
+
 _MIB = 2**20
 WORKING_SETS = tuple(2**i * _MIB for i in range(11))
 # From here on glibc's memmove writes past the cache, which torch's copy does not: on a 2-core
 # EPYC 41 against 26 GB/s at 1 GiB. Starting the threads costs 50 us, too much for less.
 _STREAMING_BYTES = 64 * _MIB
 _MATMUL_SIZE = 2048
+_ATTENTION = (1, 8, 1024, 128)
+PRODUCTS = (torch.float32, torch.bfloat16)
 _SECONDS_PER_SIZE = 0.15
 
 
@@ -32,20 +38,23 @@ class Limits:
     """`copy_gbps` is by working set in bytes, ascending."""
 
     copy_gbps: dict[int, float]
-    matmul_gflops: float
+    product_gflops: dict[torch.dtype, float]
 
     def bandwidth(self, working_set: int) -> float:
         """GB/s of the copy that a case of `working_set` bytes is compared with."""
         fits = max((s for s in self.copy_gbps if s <= working_set), default=min(self.copy_gbps))
         return max(gbps for size, gbps in self.copy_gbps.items() if size >= fits)
 
-    def fraction(self, seconds: float, bytes_moved: int | None, flops: int | None) -> float | None:
+    def fraction(
+        self, seconds: float, dtype: torch.dtype, bytes_moved: int | None, flops: int | None
+    ) -> float | None:
         """How much of the nearer of the two limits was reached; None without bytes and flops."""
         reached = []
         if bytes_moved is not None:
             reached.append(bytes_moved / seconds / 1e9 / self.bandwidth(bytes_moved))
         if flops is not None:
-            reached.append(flops / seconds / 1e9 / self.matmul_gflops)
+            limit = self.product_gflops.get(dtype, self.product_gflops[torch.float32])
+            reached.append(flops / seconds / 1e9 / limit)
         return max(reached, default=None)
 
     @property
@@ -58,16 +67,24 @@ class Limits:
 
 
 def measure(device: str, step: Callable[[], None] = lambda: None) -> Limits:
-    """Measure all limits of `device`; `step` is called after each of `len(WORKING_SETS) + 1`."""
-    copies = {}
+    """Measure all limits of `device`; `step` is called after each of them."""
+    copies, products = {}, {}
     for size in WORKING_SETS:
         copies[size] = _copy_gbps(device, size)
         step()
-    a = torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, device=device)
+    for dtype in PRODUCTS:
+        products[dtype] = _product_gflops(device, dtype)
+        step()
+    return Limits(copies, products)
+
+
+def _product_gflops(device: str, dtype: torch.dtype) -> float:
+    a = torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, dtype=dtype, device=device)
     b, c = torch.randn_like(a), torch.empty_like(a)
-    seconds = _fastest(lambda: torch.mm(a, b, out=c), device)
-    step()
-    return Limits(copies, 2 * _MATMUL_SIZE**3 / seconds / 1e9)
+    by_torch = 2 * _MATMUL_SIZE**3 / _fastest(lambda: torch.mm(a, b, out=c), device)
+    x = torch.randn(_ATTENTION, dtype=dtype, device=device)
+    ours = 4 * x.numel() * x.shape[2] / _fastest(lambda: metalcore.attention(x, x, x), device)
+    return max(by_torch, ours) / 1e9
 
 
 def _copy_gbps(device: str, working_set: int) -> float:

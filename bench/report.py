@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from metalcore._check import dtype_name
 from metalcore._report import Bars, Lines, Section, number, page
 from metalcore._report import Table as HtmlTable
 
@@ -126,17 +127,18 @@ def doubts(machine: Machine, rows: Sequence[Row]) -> list[str]:
     above = sum((row.limit_fraction or 0) > _ABOVE_LIMIT for row in rows)
     if above:
         found.append(
-            f"{above} of {len(rows)} rows are above the limit of the machine, so the limit was "
-            "measured while something else was running: run it again."
+            f"{above} of {len(rows)} rows are above the limits that were measured: if something "
+            "else was running then, run it again."
         )
     return found
 
 
 def _limits_text(limits: Limits) -> str:
+    products = " and ".join(f"{v:.0f} in {dtype_name(d)}" for d, v in limits.product_gflops.items())
     return (
         f"Limits measured in this run: copy {limits.memory_gbps:.0f} GB/s from memory and up to "
-        f"{limits.cached_gbps:.0f} GB/s from cache (bytes read and written), float32 matmul "
-        f"{limits.matmul_gflops:.0f} GFLOP/s. A case is compared with the copy of its own size."
+        f"{limits.cached_gbps:.0f} GB/s from cache (bytes read and written), products "
+        f"{products} (GFLOP/s). A case is compared with the copy of its own size."
     )
 
 

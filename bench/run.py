@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import metalcore
-from metalcore._check import one_of
+from metalcore._check import dtype_name, one_of
 
 from . import __path__ as _folders
 from . import documents, report, store
 from .compiled import against_compiler
 from .harness import Bench, Row, cases, run_case
-from .limits import WORKING_SETS, Limits, measure
+from .limits import PRODUCTS, WORKING_SETS, Limits, measure
 from .machine import this_machine
 
 
@@ -98,7 +98,7 @@ def run(
             "machine": vars(machine),
             "limits": {
                 "copy_gbps": {str(size): gbps for size, gbps in limits.copy_gbps.items()},
-                "matmul_gflops": limits.matmul_gflops,
+                "product_gflops": {dtype_name(d): v for d, v in limits.product_gflops.items()},
             },
             "rows": [row.as_dict() for row in rows],
         }
@@ -148,7 +148,7 @@ def _measure(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         todo = cases(benches)
-        task = progress.add_task("limits", total=len(WORKING_SETS) + 1 + len(todo))
+        task = progress.add_task("limits", total=len(WORKING_SETS) + len(PRODUCTS) + len(todo))
         limits = measure(device, lambda: progress.advance(task))
         rows: list[Row] = []
         try:

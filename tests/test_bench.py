@@ -29,7 +29,7 @@ FIELDS = [
     "limit_fraction",
     "max_error",
 ]
-LIMITS = Limits(copy_gbps={1 << 20: 10.0, 1 << 30: 5.0}, matmul_gflops=100.0)
+LIMITS = Limits(copy_gbps={1 << 20: 10.0, 1 << 30: 5.0}, product_gflops={torch.float32: 100.0})
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention of [batch, heads, length, size], by causal order, in a window, with a soft cap."""
+"""Attention of [batch, heads, length, size]: by causal order, in a window, with a soft cap, with
+sinks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,14 +56,32 @@ def _masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As transformers computes the scores of Gemma 2."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    scores = torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / _CAP) * _CAP
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+
+
+def _weighted(scores: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Causal attention as transformers computes it where it has no kernel: the scores of sinks, one
+    for each head, are a last column that no value has."""
+    keys = v.shape[2]
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    scores = scores.masked_fill(hidden, torch.finfo(q.dtype).min)
-    return torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
+    scores = scores.masked_fill(hidden, torch.finfo(v.dtype).min)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)[..., :keys]
+    return weights @ v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
+
+
+def _gemma(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _weighted(torch.tanh(_scores(q, k) / _CAP) * _CAP, v)
+
+
+def _gpt_oss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _weighted(_scores(q, k), v, _sinks(q))
+
+
+def _sinks(q: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, q.shape[1], dtype=q.dtype)
 
 
 def _bench(
@@ -110,5 +129,12 @@ BENCHES = (
         _WINDOW / 2048,
         _SHAPES[:1],
     ),
-    _bench("soft cap", _ours(causal=True, softcap=_CAP), _eager, 0.5, ((1, 8, 4, 1024, 256),)),
+    _bench("soft cap", _ours(causal=True, softcap=_CAP), _gemma, 0.5, ((1, 8, 4, 1024, 256),)),
+    _bench(
+        "sinks",
+        lambda q, k, v: metalcore.attention(q, k, v, causal=True, sinks=_sinks(q)),
+        _gpt_oss,
+        0.5,
+        ((1, 64, 8, 1024, 64),),
+    ),
 )
