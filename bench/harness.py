@@ -275,7 +275,7 @@ def _side(
     except ModuleNotFoundError as missing:
         return Side(problem=f"not installed: {missing.name}")
     # A side that cannot do this case is a result to report, and the other sides go on.
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
+    except (RuntimeError, ValueError, TypeError, AssertionError) as failure:
         return Side(problem=f"failed: {failure}")
     if grads is None:
         results = list(bench.determined(*results))

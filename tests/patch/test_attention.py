@@ -9,10 +9,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import masking_utils as hf
 
 import metalcore
 from metalcore._accuracy import error
 from metalcore.patch import attention, attention_function
+from metalcore.patch.attention_masks import make_mask
 from tests.patch.families import FAMILIES, LAYERS, LLAMA, Family, allowed, build, gradients, text
 
 WINDOW = 4
@@ -261,3 +263,13 @@ def test_compiled_with_padding() -> None:
             found = compiled(tokens, attention_mask=mask).logits
     torch._dynamo.reset()
     assert error(found[mask.bool()], plain[mask.bool()]) <= allowed()
+
+
+def test_a_mask_is_compiled_alone() -> None:
+    """As it is where the compiler gave up on what is around it."""
+    both = hf.and_masks(hf.causal_mask_function, hf.packed_sequence_mask_function(torch.zeros(1, 6)))
+    torch._dynamo.reset()
+    compiled = torch.compile(make_mask, backend="eager")
+    found = compiled(1, 6, 6, mask_function=both, allow_is_causal_skip=False)
+    torch._dynamo.reset()
+    assert found is not None and torch.equal(found[0, 0], torch.ones(6, 6, dtype=bool).tril())

@@ -49,7 +49,8 @@ def make_mask(
     **how: Any,
 ) -> Tensor | None:
     """The mask for a layer, as transformers asks for it."""
-    seen = _by_position(mask_function)
+    # Compilers cannot look into functions, nor are attributes of tensors part of their graphs.
+    seen = None if torch.compiler.is_compiling() else _by_position(mask_function)
     # also where the last query does not stand at the last key, as in a static cache
     if (
         seen is None
@@ -57,8 +58,6 @@ def make_mask(
         or isinstance(q_offset, Tensor)
         or q_offset + q_length != kv_offset + kv_length
         or (attention_mask is not None and attention_mask.shape[-1] < kv_offset + kv_length)
-        # attributes of tensors are no part of a compiled graph
-        or (seen.window is not None and torch.compiler.is_compiling())
     ):
         mask: Tensor | None = hf.sdpa_mask(
             batch_size,
@@ -77,15 +76,14 @@ def make_mask(
     keys = attention_mask
     if keys is not None:
         keys = keys[:, kv_offset : kv_offset + kv_length]
-        if not torch.compiler.is_compiling() and bool(keys.all()):
+        if bool(keys.all()):
             keys = None
     is_within = seen.window is None or _reach(seen.window) >= kv_length
     if keys is None and is_within and (not seen.causal or q_length in (1, kv_length)):
         return None
     seen = seen._replace(is_padded=keys is not None, window=None if is_within else seen.window)
     keys = torch.ones(1, kv_length, dtype=torch.bool, device=device) if keys is None else keys
-    if not torch.compiler.is_compiling():
-        setattr(keys, _SEEN, seen)
+    setattr(keys, _SEEN, seen)
     return keys
 
 
