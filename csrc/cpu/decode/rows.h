@@ -60,17 +60,6 @@ inline void cap_row(const Node& node, const float* x, float* y) {
   });
 }
 
-// Row m of the activations that packed weights are multiplied with.
-inline void quantize_row(const Node& node, const float* x, quant::Activations& a, int64_t m) {
-  uint8_t* to = a.values.get() + m * a.parts * a.part_bytes();
-  for (int64_t p = 0; p < a.parts; ++p, to += a.part_bytes()) {
-    float values[32] = {};
-    const int64_t n = std::clamp<int64_t>(node.n - 32 * p, 0, 32);
-    std::copy_n(x + 32 * p, n, values);
-    quant::put_part(values, a, to, a.info[m * a.parts + p]);
-  }
-}
-
 // Rows of a table of cosines and signed sines, [positions, 2, width].
 inline int64_t table_width(const Node& node) {
   constexpr int64_t kWhole = 32;

@@ -107,10 +107,8 @@ class Step {
   void prepare(size_t i) {
     const Node& node = tape_.nodes[i];
     if (node.kind == Kind::kQuantize) {
-      auto& a = activations_[node.x.buffer];
-      a = {int(node.bytes), !quant::takes_bytes(int(node.bytes)), node.parts, nullptr, nullptr};
-      a.values.reset(new uint8_t[M_ * node.parts * a.part_bytes()]);
-      a.info.reset(new quant::Part[M_ * node.parts]);
+      const int count = int(node.bytes);
+      activations_[node.x.buffer] = {M_, node.parts, count, !quant::takes_bytes(count)};
     } else if (node.kind == Kind::kLinear) {
       const Tensor& w = memory_.tensors[node.tiles >= 0 ? node.tiles : node.w];
       products_[i] = {&node,
@@ -233,7 +231,7 @@ class Step {
       case Kind::kNorm:
         return normalize(node, at(node.x, m), floats(node.w), at(node.y, m));
       case Kind::kQuantize:
-        return quantize_row(node, at(node.x, m), activations_[node.x.buffer], m);
+        return quant::put_row(at(node.x, m), node.n, activations_[node.x.buffer], m);
       case Kind::kRope:
         return rotate(node, m);
       case Kind::kMerge:

@@ -19,14 +19,22 @@ struct Part {
 };
 
 struct Activations {
-  int count;       // bytes per value
-  bool are_words;  // else bytes
-  int64_t parts;   // of a row
+  int count = 0;           // bytes per value
+  bool are_words = false;  // else bytes
+  int64_t parts = 0;       // of a row
   std::unique_ptr<uint8_t[]> values;
   std::unique_ptr<Part[]> info;
 
+  Activations() = default;
+  Activations(int64_t M, int64_t parts, int count, bool are_words)
+      : count(count), are_words(are_words), parts(parts) {
+    values.reset(new uint8_t[M * row_bytes()]);
+    info.reset(new Part[M * parts]);
+  }
+
   int64_t part_bytes() const { return are_words ? (count == 3 ? 128 : 64) : 32 * count; }
-  const uint8_t* at(int64_t m) const { return values.get() + m * parts * part_bytes(); }
+  int64_t row_bytes() const { return parts * part_bytes(); }
+  uint8_t* at(int64_t m) const { return values.get() + m * row_bytes(); }
 };
 
 // Blocks whose values are all below it count as zeros: their scale would have no inverse.
@@ -110,25 +118,16 @@ inline void put_part(const float* x, const Activations& a, uint8_t* to, Part& pa
   }
 }
 
-// Of x [M, K]; rows are filled up with zeros to `parts` parts.
+// Row m from K values, filled up with zeros.
 template <typename T>
-Activations quantize_activations(const T* x, int64_t M, int64_t K, int64_t parts, int count,
-                                 bool are_words) {
-  Activations a{count, are_words, parts, nullptr, nullptr};
-  a.values.reset(new uint8_t[M * parts * a.part_bytes()]);
-  a.info.reset(new Part[M * parts]);
-  parallel_for(0, M, grain_rows(K), [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      uint8_t* to = a.values.get() + m * parts * a.part_bytes();
-      for (int64_t p = 0; p < parts; ++p, to += a.part_bytes()) {
-        float values[32] = {};
-        const int64_t n = std::clamp<int64_t>(K - 32 * p, 0, 32);
-        for (int64_t i = 0; i < n; ++i) values[i] = float(x[m * K + 32 * p + i]);
-        put_part(values, a, to, a.info[m * parts + p]);
-      }
-    }
-  });
-  return a;
+void put_row(const T* x, int64_t K, const Activations& a, int64_t m) {
+  uint8_t* to = a.at(m);
+  for (int64_t p = 0; p < a.parts; ++p, to += a.part_bytes()) {
+    float values[32] = {};
+    const int64_t n = std::clamp<int64_t>(K - 32 * p, 0, 32);
+    for (int64_t i = 0; i < n; ++i) values[i] = float(x[32 * p + i]);
+    put_part(values, a, to, a.info[m * a.parts + p]);
+  }
 }
 
 }  // namespace metalcore::cpu::quant

@@ -45,8 +45,10 @@ template <typename T, typename Format, typename Pack>
 void multiply_packed(const Format& f, const T* x, int64_t M, int64_t K, int64_t N, int64_t blocks,
                      int count, const uint8_t* tiles, Pack pack, T* y) {
   const int64_t size = blocks * block_tile_bytes(f);
-  const auto a =
-      quantize_activations(x, M, K, blocks * f.parts(), count, /*are_words=*/!takes_bytes(count));
+  const Activations a(M, blocks * f.parts(), count, /*are_words=*/!takes_bytes(count));
+  parallel_for(0, M, grain_rows(K), [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) put_row(x + m * K, K, a, m);
+  });
   parallel_for(0, tile_count(N), grain_rows(kRows * K), [&](int64_t begin, int64_t end) {
     std::unique_ptr<uint8_t[]> packed(tiles ? nullptr : new uint8_t[size]);
     const int64_t most = std::min(M, kRowsAtOnce);

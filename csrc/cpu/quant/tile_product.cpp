@@ -14,8 +14,13 @@
 
 #if defined(__AVX512F__)
 #define MC_BYTE_DOTS __attribute__((target("avx512vnni")))
-#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#define MC_MOST_BYTES 3
+#elif defined(__AVX2__)
 #define MC_BYTE_DOTS
+#define MC_MOST_BYTES 1  // two bytes would be two products where a word is one
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define MC_BYTE_DOTS
+#define MC_MOST_BYTES 3
 #endif
 
 namespace metalcore::cpu::quant {
@@ -24,10 +29,8 @@ bool takes_bytes([[maybe_unused]] int count) {
 #if defined(__AVX512F__)
   static const bool has = __builtin_cpu_supports("avx512vnni");
   return has;
-#elif defined(__AVX2__)
-  return count == 1;  // two bytes would be two products where a word is one
-#elif defined(__ARM_FEATURE_DOTPROD)
-  return true;
+#elif defined(MC_BYTE_DOTS)
+  return count <= MC_MOST_BYTES;
 #else
   return false;
 #endif
@@ -61,12 +64,12 @@ inline FloatVec joined(SignedBits high, SignedBits low, bool has_low) {
   return has_low ? found * 256.0f + to_float(low) : found;
 }
 
-template <typename Format>
+template <typename Format, bool has_least>
 inline __attribute__((always_inline)) void add_part(const PartScales& s, const Part& part,
                                                     const FloatVec* dots, FloatVec& sum) {
 #pragma GCC unroll 2
   for (int h = 0; h < Format::kScales; ++h) sum += dots[h] * (s.scale[h] * part.scale);
-  if constexpr (Format::kHasLeast) sum += s.least * part.sum;
+  if constexpr (has_least) sum += s.least * part.sum;
 }
 
 // What the middle of the quants takes off half h of the values, or off both.
@@ -133,16 +136,21 @@ MC_BYTE_DOTS inline
 }
 #endif
 
-template <typename Format, int Rows>
+// Where quants are unsigned and have one scale, what the middle takes off is a product with the sum
+// of the values, as `least` is. Else it is taken off the sums of integers.
+template <typename Format>
+constexpr bool kMiddleIsLeast = !kIsSigned<Format> && Format::kScales == 1;
+
+template <typename Format, int Rows, int count>
 MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
+  constexpr bool kHasLeast = Format::kHasLeast || kMiddleIsLeast<Format>;
   const Format& f = work.format;
   const Activations& a = work.activations;
-  const int count = a.count;
   FloatVec sums[Rows][kVectors] = {};
   const uint8_t* at = work.tile;
   const uint8_t* values = a.at(work.first);
   const Part* info = a.info.get() + work.first * a.parts;
-  const int64_t row = a.parts * 32 * count;
+  const int64_t row = a.row_bytes();
   for (int64_t b = 0; b < work.blocks; ++b) {
     const uint8_t* const header = at;
     at += kRows * f.header();
@@ -157,6 +165,9 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
         Format::quants(at, v, w);
         if constexpr (kIsSigned<Format>) {
           for (auto& word : w) word = (Bits)((Bytes)word - uint8_t(Format::kMiddle));
+        } else if constexpr (kMiddleIsLeast<Format>) {
+          const FloatVec least = Format::kHasLeast ? s.least : FloatVec{};
+          s.least = least - s.scale[0] * float(Format::kMiddle);
         }
 #pragma GCC unroll 16
         for (int m = 0; m < Rows; ++m) {
@@ -171,13 +182,13 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
             SignedBits low = {}, high = dot_bytes<Format, kWords>(low, quants, from);
             if (count > 1) high = dot_bytes<Format, kWords>(high << 8, quants, from + 32);
             if (count == 3) low = dot_bytes<Format, kWords>(low, quants, from + 64);
-            if constexpr (!kIsSigned<Format>) {
+            if constexpr (!kIsSigned<Format> && !kMiddleIsLeast<Format>) {
               high += middle_of<Format>(part.high, h);
               low += middle_of<Format>(part.low, h);
             }
             dots[h] = joined(high, low, count == 3);
           }
-          add_part<Format>(s, part, dots, sums[m][v]);
+          add_part<Format, kHasLeast>(s, part, dots, sums[m][v]);
         }
       }
       at += kRows * quant_bytes(Format::kBits);
@@ -192,7 +203,7 @@ void multiply_by_words(const Work<Format>& work) {
   const Format& f = work.format;
   const Activations& a = work.activations;
   const bool has_low = a.count == 3;
-  const int64_t step = has_low ? 128 : 64, row = a.parts * step;
+  const int64_t step = has_low ? 128 : 64, row = a.row_bytes();
   FloatVec sums[Rows][kVectors] = {};
   const uint8_t* at = work.tile;
   const uint8_t* values = a.at(work.first);
@@ -231,7 +242,7 @@ void multiply_by_words(const Work<Format>& work) {
             }
             dots[h] = joined(high, low, has_low);
           }
-          add_part<Format>(s, part, dots, sums[m][v]);
+          add_part<Format, Format::kHasLeast>(s, part, dots, sums[m][v]);
         }
       }
       at += kRows * quant_bytes(Format::kBits);
@@ -247,10 +258,17 @@ void multiply_tile(Work<Format> work, int64_t rows) {
     constexpr int n = decltype(size)::value;
     for (; rows >= n; rows -= n) {
 #if defined(MC_BYTE_DOTS)
-      if (!work.activations.are_words) {
-        multiply_by_bytes<Format, n>(work);
-      } else {
+      const int count = work.activations.count;
+      if (work.activations.are_words) {
         multiply_by_words<Format, n>(work);
+      } else if (count == 1) {
+        multiply_by_bytes<Format, n, 1>(work);
+#if MC_MOST_BYTES > 1
+      } else if (count == 2) {
+        multiply_by_bytes<Format, n, 2>(work);
+      } else if (count == 3) {
+        multiply_by_bytes<Format, n, 3>(work);
+#endif
       }
 #else
       multiply_by_words<Format, n>(work);
