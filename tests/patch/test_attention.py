@@ -267,9 +267,11 @@ def test_compiled_with_padding() -> None:
 
 def test_a_mask_is_compiled_alone() -> None:
     """As it is where the compiler gave up on what is around it."""
-    both = hf.and_masks(hf.causal_mask_function, hf.packed_sequence_mask_function(torch.zeros(1, 6)))
+    packed = hf.packed_sequence_mask_function(torch.zeros(1, 6))
+    both = hf.and_masks(hf.causal_mask_function, packed)
     torch._dynamo.reset()
     compiled = torch.compile(make_mask, backend="eager")
     found = compiled(1, 6, 6, mask_function=both, allow_is_causal_skip=False)
     torch._dynamo.reset()
-    assert found is not None and torch.equal(found[0, 0], torch.ones(6, 6, dtype=bool).tril())
+    assert found is not None
+    assert torch.equal(found[0, 0], torch.ones(6, 6, dtype=bool).tril())
