@@ -25,7 +25,7 @@ from .frontend.structs import find_structs
 from .report import CompileError, Finding
 from .sites import Site, add_sites, blocking_functions
 from .slots import Counted, count_blocks
-from .text.kernels import Kernel
+from .text.kernels import NOT_SIMULATED, Kernel
 from .text.tokens import SyntaxProblem
 
 # From this many kernels on, each is built when it is first asked for.
@@ -236,12 +236,22 @@ class Builder:
         """What the compiler has against any of its kernels; nothing is built."""
 
         def look(precompiled: Path) -> list[Finding]:
+            parsed = self.parsed()
+            refused = [_refused(k) for k in parsed.kernels if k.refusal]
+            taken = [k for k in parsed.kernels if not k.refusal]
             try:
-                self.intermediate("unoptimised", precompiled)
+                cpp = self._cpp(parsed, taken, apart=bool(refused))
+                self._ir_of(cpp, precompiled, "unoptimised")
             except CompileError as error:
-                kernel_at = self.parsed().kernel_at
-                return [replace(f, kernel=kernel_at(f.file, f.line)) for f in error.findings]
-            return []
+                found = [
+                    replace(f, kernel=parsed.kernel_at(f.file, f.line)) for f in error.findings
+                ]
+                beyond = {f.kernel for f in found if NOT_SIMULATED in f.message}
+                # what else is wrong with such a kernel follows from it
+                refused += [
+                    f for f in found if f.kernel not in beyond or NOT_SIMULATED in f.message
+                ]
+            return refused
 
         return self.findings("errors", self.tools.recipe(self.checked, "unoptimised"), look)
 
@@ -281,15 +291,13 @@ class Builder:
         each_thread: bool = False,
         apart: bool = False,
     ) -> str:
+        if refused := [_refused(k) for k in kernels if k.refusal]:
+            raise CompileError(refused)
         try:
             return parsed.to_cpp(kernels, self.checked or each_thread, apart)
         except SyntaxProblem as problem:
             place = (problem.token.file, problem.token.line)
             raise CompileError([Finding("compile", str(problem), "", *place)]) from None
-
-    def intermediate(self, style: str, precompiled: Path) -> str:
-        """LLVM IR of all kernels, in the style of `Toolchain.to_intermediate`."""
-        return self._ir_of(self._cpp(self.parsed(), self.parsed().kernels), precompiled, style)
 
     def gpu_intermediate(self, kernels: list[Kernel]) -> str:
         """LLVM IR of `kernels` as a GPU's compiler has it: one function of each, for a thread."""
@@ -358,6 +366,10 @@ class Builder:
         if not os.environ.get("MSLSIM_KEEP"):
             for name in ("kernels.cpp", "kernels.ll", "kernels.o"):
                 (folder / name).unlink()
+
+
+def _refused(kernel: Kernel) -> Finding:
+    return Finding("compile", kernel.refusal, kernel.name, kernel.file, kernel.line)
 
 
 def _own_names(findings: list[Finding], own: tuple[str, ...]) -> list[Finding]:

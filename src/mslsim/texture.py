@@ -12,7 +12,7 @@ import numpy as np
 from .arguments import Block, Bound, Encoded
 from .memory import is_tensor
 
-# Axes before the channels, by type: those of msl::TextureHeader, layers first.
+# Axes before the channels, by type: those of msl::TextureHeader, layers or samples first.
 _AXES = {
     "texture1d": "w",
     "texture_buffer": "w",
@@ -20,6 +20,8 @@ _AXES = {
     "texture2d": "hw",
     "depth2d": "hw",
     "texture2d_array": "lhw",
+    "texture2d_ms": "lhw",
+    "depth2d_ms": "lhw",
     "depth2d_array": "lhw",
     "texture3d": "dhw",
     "texturecube": "lhw",

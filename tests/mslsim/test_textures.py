@@ -43,6 +43,12 @@ kernel void gathered(texture2d<float> t [[texture(0)]], depth2d<float> d [[textu
   o[0] = t.gather(s, float2(0.5), int2(0), component::x);
   o[1] = float4(d.sample_compare(s, float2(0.5), 1.5f), d.read(uint2(1, 1)), 0, 0);
 }
+kernel void samples(texture2d_ms<float, access::read> t [[texture(0)]],
+                    depth2d<float> d [[texture(1)]], device float4* o [[buffer(0)]]) {
+  constexpr sampler s(filter::linear, compare_func::less);
+  o[0] = float4(t.get_num_samples(), t.get_width(), t.read(uint2(1, 0), 2).x, is_null_texture(t));
+  o[1] = d.gather_compare(s, float2(0.5), 1.5f);
+}
 kernel void clash(texture2d<float, access::write> t [[texture(0)]],
                   uint i [[thread_position_in_grid]]) { t.write(float4(i), uint2(0, 0)); }
 """
@@ -158,3 +164,12 @@ def test_a_texture_must_be_given_and_fit():
     t = np.zeros((2, 2), np.float32)
     with pytest.raises(ValueError, match=r"no \[\[texture\(1\)\]\]"):
         library().clash(threads=1, group_size=1, textures={0: t, 1: t})
+
+
+def test_samples_of_a_texel_and_comparisons_of_gather():
+    texels, depth = image(4, 2, 3, 1), np.array([[1, 2], [3, 0]], np.float32)
+    out = np.zeros((2, 4), np.float32)
+    assert library().samples(out, threads=1, group_size=1, textures={0: texels, 1: depth}).ok
+    np.testing.assert_array_equal(out[0], [4, 3, texels[2, 0, 1, 0], 0])
+    # in the order of gather, below first: 3, 0, 2, 1
+    assert out[1].tolist() == [1, 0, 1, 0]

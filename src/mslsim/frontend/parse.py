@@ -12,24 +12,33 @@ from pathlib import Path
 from ..compiler import CommandFailed, Toolchain
 from ..report import CompileError, Finding
 from ..text.kernels import Found, Kernel, find_kernels
-from ..text.scopes import find_scopes, functions_reaching
+from ..text.scopes import find_scopes, functions_reached, functions_reaching
 from ..text.tokens import Stream, SyntaxProblem, tokenize
 from .rewrite import Constants, Rewriter
 from .strict import strictness
 
 # Headers that the machine provides; a kernel source includes them by name.
 _STANDARD = [
-    "metal_stdlib", "metal_array", "metal_atomic", "metal_common", "metal_compute",
-    "metal_config", "metal_geometric", "metal_graphics", "metal_integer", "metal_limits",
-    "metal_logging", "metal_math", "metal_matrix", "metal_numeric", "metal_pack",
-    "metal_relational", "metal_simdgroup", "metal_simdgroup_matrix", "metal_texture",
-    "metal_types", "metal_type_traits", "metal_uniform", "metal_quadgroup",
+    "metal_stdlib", "metal_array", "metal_assert", "metal_atomic", "metal_command_buffer",
+    "metal_common", "metal_compute", "metal_config", "metal_geometric", "metal_graphics",
+    "metal_imageblocks", "metal_integer", "metal_interpolate", "metal_limits", "metal_logging",
+    "metal_math", "metal_matrix", "metal_mesh", "metal_numeric", "metal_pack", "metal_quadgroup",
+    "metal_raytracing", "metal_relational", "metal_simdgroup", "metal_simdgroup_matrix",
+    "metal_tessellation", "metal_texture", "metal_type_traits", "metal_types", "metal_uniform",
+    "metal_visible_function_table",
 ]  # fmt: skip
 _MPP = "MetalPerformancePrimitives/MetalPerformancePrimitives.h"
 # What they bring is in namespaces of its own, so that its names are free where they are not
 # included.
 _TENSORS = "namespace metal { using namespace msl_tensor; }\n"
 _OPERATIONS = f"{_TENSORS}namespace mpp {{ using namespace msl_mpp; }}\n"
+# What Apple's headers say of the platform, and of the layers that SwiftUI hands to a shader.
+_TARGETS = "".join(
+    f"#define TARGET_OS_{name} {int(name in ('MAC', 'OSX'))}\n"
+    for name in ("MAC", "OSX", "IPHONE", "IOS", "MACCATALYST", "SIMULATOR", "TV", "VISION", "WATCH")
+)
+_LAYER = "struct Layer { metal::half4 sample(metal::float2) const { __builtin_trap(); } };"
+_SWIFT_UI = f"#include <metal_stdlib>\nnamespace SwiftUI {{ {_LAYER} }}\n"
 _FAR = re.compile(
     r'\s*#\s*(?:embed\b|(?:include|import)\s*[<"]\s*/|(?:el)?if\b.*__has_\w+\s*\(\s*[<"]\s*/)'
 )
@@ -99,12 +108,27 @@ class Parsed:
         return {token.file for token in self.stream.tokens}
 
     def to_cpp(self, kernels: list[Kernel], checked: bool, apart: bool = False) -> str:
-        """C++ of `kernels`; `apart`, without those that are not among them."""
+        """C++ of `kernels`; `apart`, without what none of them reaches."""
         plain = {k.name for k in kernels if k.name not in self.synchronised}
         rewriter = Rewriter(self.stream, self.found, self.constants)
-        others = self.found.overloads.keys() - {k.function for k in kernels} if apart else ()
-        ranges = [(d.begin, d.end + 1) for f in others for d in self.found.overloads[f]]
+        ranges = self._unreached({k.function for k in kernels}) if apart else []
         return rewriter.run(kernels, set() if checked else plain, ranges)
+
+    def _unreached(self, kernels: set[str]) -> list[tuple[int, int]]:
+        """Where the other kernels are, and the functions that these do not reach."""
+        s, overloads = self.stream, self.found.overloads
+        others = [d for f in overloads.keys() - kernels for d in overloads[f]]
+        ranges = [(d.begin, d.end + 1) for d in others]
+        gone = [*self.found.left_out, *ranges]
+        functions = find_scopes(s).functions
+        reached = functions_reached(s, functions, kernels)
+        ranges += [
+            (s.statement_start(f.name_at), f.end + 1)
+            for f in functions
+            if not (f.in_type or f.is_template or f.name in reached)
+            and not any(begin <= f.begin < end for begin, end in gone)
+        ]
+        return ranges
 
     def kernel_at(self, file: str, line: int) -> str:
         """The kernel whose definition has that line, if it is one kernel."""
@@ -192,6 +216,7 @@ def write_stand_ins(folder: Path) -> None:
     """Files for the standard headers: empty where the machine brings their contents."""
     texts = dict.fromkeys(_STANDARD, "")
     texts |= {"simd/simd.h": _simd_names(), "metal_tensor": _TENSORS, _MPP: _OPERATIONS}
+    texts |= {"TargetConditionals.h": _TARGETS, "SwiftUI/SwiftUI_Metal.h": _SWIFT_UI}
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,6 +257,7 @@ def _plain(message: str) -> str:
     """Metal's words for the machine's types, and no option names."""
     message = message.replace("_Float16", "half").replace("metal::msl_image::", "metal::")
     message = message.replace("metal::msl_tensor::", "metal::").replace("msl_mpp::", "mpp::")
+    message = message.replace("metal::msl_unsimulated::", "metal::")
     return re.sub(r" \[-W[\w-]+\]$", "", message)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..text.kernels import Found, Kernel, Parameter, is_image
+from ..text.kernels import UNSIMULATED, Found, Kernel, Parameter, is_image
 from ..text.storage import threadgroup_storage
-from ..text.tokens import ADDRESS_SPACES, Stream, split_top_level
+from ..text.tokens import ADDRESS_SPACES, ASSEMBLY, Stream, air_name, split_top_level
 from .constants import constant_index
 
 Constants = Mapping[int, bool | int | float]
@@ -47,6 +47,7 @@ class Rewriter:
         self.replaced: dict[int, tuple[int, str]] = {}
         self.inserted: dict[int, str] = {}
         self.defined_constants: set[str] = set()
+        self.instructions: set[str] = set()
         self.slots = 0
 
     def run(
@@ -75,8 +76,10 @@ class Rewriter:
             out.append(self.inserted.get(i, "") + text)
             out += [thunks[k] for k in range(i, end) if k in thunks]
             i = end
-        has_images = any(t.kind == "word" and is_image(t.text) for t in s.tokens)
-        head = "namespace metal { using namespace msl_image; }\n" if has_images else ""
+        words = {t.text for t in s.tokens if t.kind == "word"}
+        names = {"msl_image": any(map(is_image, words)), "msl_unsimulated": words & UNSIMULATED}
+        opened = [f"using namespace {name};" for name, has_words in names.items() if has_words]
+        head = f"namespace metal {{ {' '.join(opened)} }}\n" if opened else ""
         return head + "".join(out) + "\n"
 
     def _replace(self, begin: int, end: int, text: str) -> None:
@@ -117,7 +120,7 @@ class Rewriter:
         s = self.s
         if word == "kernel":
             self.replaced[i] = (i + 1, "MSLKRN")
-        elif word in ("device", "thread", "ray_data", "object_data"):
+        elif word in ADDRESS_SPACES - {"threadgroup", "constant"}:
             # `device::x` and `.thread` are names, `device ::metal::x` is qualified.
             if s[i + 1] != "::" and s[s.before(i)] not in (".", "->", "::"):
                 self._replace(i, i + 1, "")
@@ -133,6 +136,8 @@ class Rewriter:
                 self._replace(i, s.closing(opening) + 1, "")
             elif s[opening] in ADDRESS_SPACES:
                 self.replaced[i] = (i + 1, "")
+        elif word in ASSEMBLY and (name := air_name(s, i)):
+            self._instruction(i, name)
         elif word == "template" and s[s.after(i)] == "<":
             self._vector_lengths(s.after(i))
         elif _VECTOR.match(word):
@@ -143,6 +148,19 @@ class Rewriter:
             name = s.text(opening + 1, end).strip()
             value = "true" if name in self.defined_constants else "false"
             self._replace(i, end + 1, value)
+
+    def _instruction(self, i: int, name: str) -> None:
+        """`event* copy(...) __asm("air.x.p3i8");` names what the machine has as `msl_air_x`. Two
+        that differ only in address space are one."""
+        s = self.s
+        start, end = s.statement_start(i), s.statement_end(i)
+        own = s[s.before(s.opening(s.before(i)))]
+        text = "" if own in self.instructions else f"constexpr metal::msl_air_{name} {own}{{}};"
+        self.instructions.add(own)
+        # what stands before the label has been rewritten by now
+        for k in range(start, end + 1):
+            self.replaced.pop(k, None)
+        self._replace(start, end + 1, text)
 
     def _vector_lengths(self, opening: int) -> None:
         """`template <typename T, uint N> ... vec<T, N>`: the length of a vector may be deduced as

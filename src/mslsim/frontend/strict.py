@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..report import Finding
 from ..text.kernels import Found
 from ..text.scopes import Function, Scopes, find_scopes
-from ..text.tokens import Stream, split_top_level
+from ..text.tokens import ASSEMBLY, Stream, air_name, split_top_level
 from .pointers import pointer_findings
 
 LAST_BUFFER = 30
@@ -24,9 +24,7 @@ _BANNED = {
     "typeid": "'typeid' is not allowed in Metal",
     "goto": "'goto' is not allowed in Metal",
     "thread_local": "'thread_local' is not allowed in Metal",
-    "asm": "inline assembly is not allowed in Metal",
-    "__asm": "inline assembly is not allowed in Metal",
-    "__asm__": "inline assembly is not allowed in Metal",
+    **dict.fromkeys(ASSEMBLY, "inline assembly is not allowed in Metal"),
 }
 _FOREIGN_ATTRIBUTES = frozenset({"constructor", "destructor", "ifunc", "alias"})
 # Words with which a statement at program scope is no variable.
@@ -66,6 +64,8 @@ def _words(s: Stream, version: int) -> list[Finding]:
         if token.kind != "word" or token.text not in banned:
             continue
         if token.text == "delete" and s[s.before(i)] == "=":
+            continue
+        if token.text in ASSEMBLY and air_name(s, i):
             continue
         findings.append(finding(s, i, banned[token.text]))
     return findings

@@ -17,9 +17,11 @@
 #include "logging.h"
 #include "kernel.h"
 #include "wide_vector.h"
+#include "air.h"
 #include "tensor.h"
 #include "matmul.h"
 #include "sampler.h"
 #include "texture.h"
 #include "fragment.h"
+#include "unsimulated.h"
 // clang-format on

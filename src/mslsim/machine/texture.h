@@ -73,6 +73,7 @@ struct msl_texture {
   uint get_depth(uint = 0) const { return header->depth; }
   uint get_array_size() const { return CUBE ? header->layers / 6 : header->layers; }
   uint get_num_mip_levels() const { return 1; }
+  uint get_num_samples() const { return header->layers; }
   void fence() const {}
 
   bool has(place p) const {
@@ -285,6 +286,15 @@ struct msl_texture {
     return mixed(s, p.at, p.offset, p.layer,
                  [&](value v) { return value(s.holds(reference, float(v)) ? 1 : 0); });
   }
+  // For each texel of gather whether the comparison holds.
+  template <typename C, typename... R>
+  vec<T, 4> gather_compare(sampler s, C c, R... rest) const {
+    static_assert(DEPTH, "gather_compare needs a depth texture");
+    const float numbers[] = {number(rest)..., 0.0f, 0.0f};
+    vec<T, 4> r = gather(s, c, rest...);
+    for (int k = 0; k < 4; ++k) r.set(k, T(s.holds(numbers[ARRAY ? 1 : 0], float(r.get(k)))));
+    return r;
+  }
   template <typename O>
   static float number(O o) {
     if constexpr (msl_is_number<O>)
@@ -309,11 +319,20 @@ MSL_TEXTURE(texture3d, 3, false, false, false)
 MSL_TEXTURE(texturecube, 2, false, true, false)
 MSL_TEXTURE(texturecube_array, 2, true, true, false)
 MSL_TEXTURE(texture_buffer, 1, false, false, false)
+// A sample takes the place of a layer.
+MSL_TEXTURE(texture2d_ms, 2, true, false, false)
+MSL_TEXTURE(depth2d_ms, 2, true, false, true)
 MSL_TEXTURE(depth2d, 2, false, false, true)
 MSL_TEXTURE(depth2d_array, 2, true, false, true)
 MSL_TEXTURE(depthcube, 2, false, true, true)
 MSL_TEXTURE(depthcube_array, 2, true, true, true)
 #undef MSL_TEXTURE
+
+// What is not given is an error before a kernel runs.
+template <typename T, access A, int DIMS, bool ARRAY, bool CUBE, bool DEPTH>
+inline bool is_null_texture(const msl_texture<T, A, DIMS, ARRAY, CUBE, DEPTH>&) {
+  return false;
+}
 }  // namespace metal::msl_image
 
 namespace msl {

@@ -32,6 +32,8 @@ struct enable_if<true, T> {
 };
 template <bool B, typename T = void>
 using enable_if_t = typename enable_if<B, T>::type;
+template <typename...>
+using void_t = void;
 
 template <typename T, T V>
 struct integral_constant {

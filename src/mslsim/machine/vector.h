@@ -202,9 +202,13 @@ struct matrix {
     for (int i = 0; i < C; ++i)
       for (int j = 0; j < R; ++j) columns[i].set(j, i == j ? diagonal : T(0));
   }
-  template <typename... V,
-            enable_if_t<sizeof...(V) == C && (is_same_v<V, vec<T, R>> && ...), int> = 0>
-  constexpr matrix(V... v) : columns{v...} {}
+  // Columns, which may be lists themselves.
+  template <int N = C, enable_if_t<N == 2, int> = 0>
+  constexpr matrix(vec<T, R> a, vec<T, R> b) : columns{a, b} {}
+  template <int N = C, enable_if_t<N == 3, int> = 0>
+  constexpr matrix(vec<T, R> a, vec<T, R> b, vec<T, R> c) : columns{a, b, c} {}
+  template <int N = C, enable_if_t<N == 4, int> = 0>
+  constexpr matrix(vec<T, R> a, vec<T, R> b, vec<T, R> c, vec<T, R> d) : columns{a, b, c, d} {}
   template <typename... S, enable_if_t<sizeof...(S) == C * R && (msl_is_number<S> && ...), int> = 0>
   constexpr matrix(S... numbers) : columns{} {
     int i = 0;
@@ -330,19 +334,25 @@ MSL_NAMES(half, half)
 MSL_NAMES(bfloat, bfloat)
 MSL_NAMES(float, float)
 #undef MSL_NAMES
-#define MSL_MATRICES(t)                  \
-  typedef metal::matrix<t, 2, 2> t##2x2; \
-  typedef metal::matrix<t, 2, 3> t##2x3; \
-  typedef metal::matrix<t, 2, 4> t##2x4; \
-  typedef metal::matrix<t, 3, 2> t##3x2; \
-  typedef metal::matrix<t, 3, 3> t##3x3; \
-  typedef metal::matrix<t, 3, 4> t##3x4; \
-  typedef metal::matrix<t, 4, 2> t##4x2; \
-  typedef metal::matrix<t, 4, 3> t##4x3; \
-  typedef metal::matrix<t, 4, 4> t##4x4;
+#define MSL_MATRIX(name, t, c, r)      \
+  typedef metal::matrix<t, c, r> name; \
+  namespace metal {                    \
+  using ::name;                        \
+  }
+#define MSL_MATRICES(t)       \
+  MSL_MATRIX(t##2x2, t, 2, 2) \
+  MSL_MATRIX(t##2x3, t, 2, 3) \
+  MSL_MATRIX(t##2x4, t, 2, 4) \
+  MSL_MATRIX(t##3x2, t, 3, 2) \
+  MSL_MATRIX(t##3x3, t, 3, 3) \
+  MSL_MATRIX(t##3x4, t, 3, 4) \
+  MSL_MATRIX(t##4x2, t, 4, 2) \
+  MSL_MATRIX(t##4x3, t, 4, 3) \
+  MSL_MATRIX(t##4x4, t, 4, 4)
 MSL_MATRICES(float)
 MSL_MATRICES(half)
 #undef MSL_MATRICES
+#undef MSL_MATRIX
 namespace metal {
 using ::bfloat;
 using ::half;

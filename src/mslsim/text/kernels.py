@@ -35,10 +35,29 @@ _POSITIONS = {
     "grid_origin": ("0", "0", "0"),
     "grid_size": tuple(f"g->grid_threads[{i}]" for i in range(3)),
 }
-_TEXTURE = re.compile(r"(?:texture|depth)(?:1d|2d|3d|cube|_buffer)(?:_array)?$")
+_TEXTURE = re.compile(r"(?:texture|depth)(?:1d|2d|3d|cube|_buffer)(?:_array|_ms)?$")
 # Textures and samplers take the places of buffers, from the last one down.
 _LAST_BUFFER = 30
 _OTHER_STAGES = frozenset({"vertex", "fragment"})
+# Those that only an attribute names.
+_ATTRIBUTED_STAGES = frozenset({"mesh", "object", "intersection"})
+# What a parameter may be of, or a source speak of, that no simulator of kernels has.
+_FEATURES = {
+    "acceleration_structure": "ray tracing",
+    "primitive_acceleration_structure": "ray tracing",
+    "instance_acceleration_structure": "ray tracing",
+    "intersection_function_table": "ray tracing",
+    "visible_function_table": "tables of functions",
+    "imageblock": "imageblocks",
+    "stage_in": "stage_in",
+    "texture2d_ms_array": "arrays of multisampled textures",
+    "depth2d_ms_array": "arrays of multisampled textures",
+}
+NOT_SIMULATED = "mslsim does not simulate"
+UNSIMULATED = frozenset({
+    *_FEATURES, "raytracing", "mesh_grid_properties", "object_data", "topology",
+    "imageblock_layout_implicit", "render_command", "compute_command",
+})  # fmt: skip
 _QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "restrict", "__restrict", "coherent"}
 _SPACES = ADDRESS_SPACES - {"constant"}
 _NUMBERS = frozenset({"unsigned", "signed", "int", "long", "short", "char"})
@@ -76,6 +95,18 @@ class Kernel:
     arguments: tuple[str, ...] = ()
     # Types of the parameters as an instantiation lists them, for templates that deduce from them.
     types: tuple[str, ...] | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why it cannot run here, by its parameters; empty if it can."""
+        for p in self.parameters:
+            words = set(re.findall(r"\w+", f"{p.declared} {p.attribute}"))
+            features = {feature for word, feature in _FEATURES.items() if word in words}
+            if "array" in words and any(map(is_image, words)):
+                features.add("parameters that are arrays of textures")
+            for feature in sorted(features):
+                return f"{NOT_SIMULATED} {feature}, which '{p.name}' is"
+        return ""
 
 
 class TemplateParameter(NamedTuple):
@@ -127,7 +158,7 @@ def find_kernels(s: Stream) -> Found:
     for i, token in enumerate(s.tokens):
         if token.kind == "mark" and token.text in ("{", "}"):
             _follow(s, i, open_scopes)
-        if token.text in _OTHER_STAGES and (other := _other_stage(s, i)):
+        if token.text in _OTHER_STAGES | _ATTRIBUTED_STAGES and (other := _other_stage(s, i)):
             found.left_out.append(other)
         bare = token.kind == "word" and token.text == "kernel" and s[s.before(i)] not in ("[[", ",")
         attribute = token.text == "[[" and s[s.after(i)] == "kernel"
@@ -170,13 +201,15 @@ def _resolve(kernel: Kernel, found: Found) -> None:
 
 
 def _other_stage(s: Stream, i: int) -> tuple[int, int] | None:
-    """The tokens of a vertex or fragment function: no kernel can call it."""
+    """The tokens of a function of another stage: no kernel can call it."""
     previous, following = s[s.before(i)], s[s.after(i)]
-    attribute = previous == "[[" and following in ("]", ",")
+    attribute = previous == "[[" and following in ("]", ",", "(")
     starts = previous in ("", ";", "}", "{", ">", "]", "inline", "static")
-    if not attribute and not (starts and s.tokens[s.after(i)].kind == "word"):
+    if not attribute and not (
+        s[i] in _OTHER_STAGES and starts and s.tokens[s.after(i)].kind == "word"
+    ):
         return None
-    start, k = s.statement_start(i), i
+    start, k = s.statement_start(s.before(i) if attribute else i), i
     while k < len(s) and s[k] not in ("{", ";"):
         k = s.after(s.closing(k)) if s[k] in ("(", "[[") and not attribute else s.after(k)
         attribute = False

@@ -40,16 +40,34 @@ def functions_reaching(
 ) -> set[str]:
     """Names of functions from whose bodies a wanted token seems to be reached, by the names they
     mention. Functions of one name are taken together, and so are all operators."""
-    words: dict[str, set[str]] = {}
-    reaching = set()
-    for function in functions:
-        body = range(function.begin, function.end)
-        words.setdefault(function.name, set()).update(s[k] for k in body)
-        if any(is_wanted(k) for k in body):
-            reaching.add(function.name)
+    words = _mentioned(s, functions)
+    reaching = {f.name for f in functions if any(map(is_wanted, range(f.begin, f.end)))}
     while more := {f for f, mentioned in words.items() if mentioned & reaching} - reaching:
         reaching |= more
     return reaching
+
+
+def functions_reached(s: Stream, functions: list[Function], start: set[str]) -> set[str]:
+    """Names of functions that seem to be reached from those in `start`, or from what stands
+    outside of all functions. Operators and methods always are."""
+    words, begins = _mentioned(s, functions), {f.begin: f.end for f in functions}
+    reached = start | {"operator"} | {f.name for f in functions if f.in_type}
+    names, k = {f.name_at for f in functions}, 0
+    while k < len(s):
+        if k not in names:
+            reached.add(s[k])
+        k = begins.get(k, k) + 1
+    while more := set[str]().union(*(words.get(f, ()) for f in reached & words.keys())) - reached:
+        reached |= more
+    return reached
+
+
+def _mentioned(s: Stream, functions: list[Function]) -> dict[str, set[str]]:
+    """The words in the bodies of functions, by name."""
+    words: dict[str, set[str]] = {}
+    for f in functions:
+        words.setdefault(f.name, set()).update(s[k] for k in range(f.begin, f.end))
+    return words
 
 
 def find_scopes(s: Stream) -> Scopes:

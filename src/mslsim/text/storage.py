@@ -29,12 +29,23 @@ def threadgroup_storage(s: Stream, i: int) -> Storage | None:
         return None
     end = s.statement_end(i)
     parts = split_top_level((k, s[k]) for k in s.code(i + 1, end))
-    first = [k for k in parts[0] if s[k] not in ADDRESS_SPACES]
+    aligned, first = _aligned(s, [k for k in parts[0] if s[k] not in ADDRESS_SPACES])
     at = _declared_name(s, first)
     if at is None or any(s[k] in ("*", "&", "&&", "(") for k in first[:at]):
         return None
     declarators = [part for part in [first[at:], *parts[1:]] if part]
-    return Storage(" ".join(s[k] for k in first[:at]), declarators, end)
+    return Storage(" ".join([*aligned, *(s[k] for k in first[:at])]), declarators, end)
+
+
+def _aligned(s: Stream, part: list[int]) -> tuple[list[str], list[int]]:
+    """What `part` says of alignment before its type, as an attribute of that, and the rest."""
+    said = []
+    while part and s[part[0]] in ("alignas", "__attribute__"):
+        opening = part[1]
+        inside = s.text(opening, s.closing(opening) + 1)
+        said.append(inside if s[part[0]] == "__attribute__" else f"((aligned{inside}))")
+        part = [k for k in part if k > s.closing(opening)]
+    return [f"__attribute__{text}" for text in said], part
 
 
 def _declared_name(s: Stream, part: list[int]) -> int | None:

@@ -21,7 +21,12 @@ _PATTERN = re.compile(
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
 _LINE_MARKER = re.compile(r'#\s*(?:line\s*)?(\d+)\s+"((?:[^"\\]|\\.)*)"')
-ADDRESS_SPACES = frozenset({"device", "thread", "threadgroup", "constant"})
+ADDRESS_SPACES = frozenset(
+    {"device", "thread", "threadgroup", "constant", "ray_data", "object_data"}
+)
+ASSEMBLY = frozenset({"asm", "__asm", "__asm__"})
+# Instructions that the machine has, by their names in the compiler's own language.
+_AIR = re.compile(r'"air\.(simdgroup_async_copy_[12]d|wait_simdgroup_events)(?:\.p\di8\.p\di8)?"$')
 _CLOSERS = {"(": ")", "{": "}", "[": "]"}
 
 
@@ -218,3 +223,13 @@ def split_top_level(texts: Iterable[tuple[int, str]], separator: str = ",") -> l
         else:
             parts[-1].append(position)
     return parts
+
+
+def air_name(s: Stream, i: int) -> str:
+    """The instruction that the assembler's label at `i` gives to a function; empty if it is none
+    that the machine has."""
+    opening = s.after(i)
+    match = (
+        _AIR.match(s.text(opening + 1, s.closing(opening)).strip()) if s[opening] == "(" else None
+    )
+    return match[1] if match else ""
