@@ -64,18 +64,19 @@ inline FloatVec joined(SignedBits high, SignedBits low, bool has_low) {
   return has_low ? found * 256.0f + to_float(low) : found;
 }
 
-template <typename Format, bool has_least>
+template <typename Format>
 inline __attribute__((always_inline)) void add_part(const PartScales& s, const Part& part,
                                                     const FloatVec* dots, FloatVec& sum) {
 #pragma GCC unroll 2
   for (int h = 0; h < Format::kScales; ++h) sum += dots[h] * (s.scale[h] * part.scale);
-  if constexpr (has_least) sum += s.least * part.sum;
+  if constexpr (Format::kHasLeast) sum += s.least * part.sum;
 }
 
-// What the middle of the quants takes off half h of the values, or off both.
+// What the middle of the quants takes off half h of the values, or off both: as an integer, so that
+// weights of 0 give 0.
 template <typename Format>
-inline int32_t middle_of(const int32_t* sums, int h) {
-  return -Format::kMiddle * (Format::kScales == 2 ? sums[h] : sums[0] + sums[1]);
+inline SignedBits middle_of(const int32_t* sums, int h) {
+  return SignedBits{} - Format::kMiddle * (Format::kScales == 2 ? sums[h] : sums[0] + sums[1]);
 }
 
 #if defined(MC_BYTE_DOTS)
@@ -136,14 +137,8 @@ MC_BYTE_DOTS inline
 }
 #endif
 
-// Where quants are unsigned and have one scale, what the middle takes off is a product with the sum
-// of the values, as `least` is. Else it is taken off the sums of integers.
-template <typename Format>
-constexpr bool kMiddleIsLeast = !kIsSigned<Format> && Format::kScales == 1;
-
 template <typename Format, int Rows, int count>
 MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
-  constexpr bool kHasLeast = Format::kHasLeast || kMiddleIsLeast<Format>;
   const Format& f = work.format;
   const Activations& a = work.activations;
   FloatVec sums[Rows][kVectors] = {};
@@ -165,9 +160,6 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
         Format::quants(at, v, w);
         if constexpr (kIsSigned<Format>) {
           for (auto& word : w) word = (Bits)((Bytes)word - uint8_t(Format::kMiddle));
-        } else if constexpr (kMiddleIsLeast<Format>) {
-          const FloatVec least = Format::kHasLeast ? s.least : FloatVec{};
-          s.least = least - s.scale[0] * float(Format::kMiddle);
         }
 #pragma GCC unroll 16
         for (int m = 0; m < Rows; ++m) {
@@ -179,16 +171,17 @@ MC_BYTE_DOTS void multiply_by_bytes(const Work<Format>& work) {
             constexpr int kWords = 8 / Format::kScales;
             const Bits* const quants = w + h * kWords;
             const uint8_t* const from = x + 4 * h * kWords;
-            SignedBits low = {}, high = dot_bytes<Format, kWords>(low, quants, from);
-            if (count > 1) high = dot_bytes<Format, kWords>(high << 8, quants, from + 32);
-            if (count == 3) low = dot_bytes<Format, kWords>(low, quants, from + 64);
-            if constexpr (!kIsSigned<Format> && !kMiddleIsLeast<Format>) {
-              high += middle_of<Format>(part.high, h);
-              low += middle_of<Format>(part.low, h);
+            SignedBits high = {}, low = {};
+            if constexpr (!kIsSigned<Format>) {
+              high = middle_of<Format>(part.high, h);
+              if (count == 3) low = middle_of<Format>(part.low, h);
             }
+            if (count > 1) high += dot_bytes<Format, kWords>(SignedBits{}, quants, from) << 8;
+            high = dot_bytes<Format, kWords>(high, quants, count > 1 ? from + 32 : from);
+            if (count == 3) low = dot_bytes<Format, kWords>(low, quants, from + 64);
             dots[h] = joined(high, low, count == 3);
           }
-          add_part<Format, kHasLeast>(s, part, dots, sums[m][v]);
+          add_part<Format>(s, part, dots, sums[m][v]);
         }
       }
       at += kRows * quant_bytes(Format::kBits);
@@ -228,8 +221,8 @@ void multiply_by_words(const Work<Format>& work) {
 #pragma GCC unroll 2
           for (int h = 0; h < Format::kScales; ++h) {
             constexpr int kWords = 8 / Format::kScales;
-            SignedBits high = SignedBits{} + middle_of<Format>(part.high, h);
-            SignedBits low = SignedBits{} + middle_of<Format>(part.low, h);
+            SignedBits high = middle_of<Format>(part.high, h);
+            SignedBits low = middle_of<Format>(part.low, h);
 #pragma GCC unroll 8
             for (int j = h * kWords; j < (h + 1) * kWords; ++j) {
               const Bits even = w[j] & 0x00ff00ff, odd = w[j] >> 8 & 0x00ff00ff;
@@ -242,7 +235,7 @@ void multiply_by_words(const Work<Format>& work) {
             }
             dots[h] = joined(high, low, has_low);
           }
-          add_part<Format, Format::kHasLeast>(s, part, dots, sums[m][v]);
+          add_part<Format>(s, part, dots, sums[m][v]);
         }
       }
       at += kRows * quant_bytes(Format::kBits);

@@ -104,7 +104,10 @@ struct GgmlTile {
                                                                                  : 4;
   static constexpr bool kHasLeast = kIsK || type == kQ4_1 || type == kQ5_1;
   static constexpr int kScales = type == kQ6_K ? 2 : 1;
-  static constexpr int kMiddle = type == kIQ4_NL ? 127 : type == kMXFP4 ? 12 : 1 << (kBits - 1);
+  static constexpr int kMiddle = kHasLeast         ? 0
+                                 : type == kIQ4_NL ? 127
+                                 : type == kMXFP4  ? 12
+                                                   : 1 << (kBits - 1);
   static constexpr int kLargest = type == kIQ4_NL ? 240 : type == kMXFP4 ? 24 : (1 << kBits) - 1;
 
   int parts() const { return int(block_values(type) / 32); }
@@ -122,14 +125,13 @@ struct GgmlTile {
     const FloatVec d = halves(header, v);
     if constexpr (kIsK) {
       s.scale[0] = d * unsigned_bytes(part, v);
-      const FloatVec m = halves(header + 2 * kRows, v) * unsigned_bytes(part + kRows, v);
-      s.least = s.scale[0] * float(kMiddle) - m;
+      s.least = -(halves(header + 2 * kRows, v) * unsigned_bytes(part + kRows, v));
     } else if constexpr (type == kQ6_K) {
       s.scale[0] = d * signed_bytes(part, v);
       s.scale[1] = d * signed_bytes(part + kRows, v);
     } else {
       s.scale[0] = d;
-      if constexpr (kHasLeast) s.least = d * float(kMiddle) + halves(header + 2 * kRows, v);
+      if constexpr (kHasLeast) s.least = halves(header + 2 * kRows, v);
     }
   }
 
