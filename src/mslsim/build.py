@@ -25,8 +25,9 @@ from .frontend.structs import find_structs
 from .report import CompileError, Finding
 from .sites import Site, add_sites, blocking_functions
 from .slots import Counted, count_blocks
-from .text.kernels import NOT_SIMULATED, Kernel
+from .text.kernels import Kernel
 from .text.tokens import SyntaxProblem
+from .text.unsimulated import NOT_SIMULATED
 
 # From this many kernels on, each is built when it is first asked for.
 BUILD_ALL_UP_TO = 64

@@ -94,8 +94,9 @@ def test_a_helper_that_no_kernel_reaches_is_not_compiled():
 
 GENERATED = """#include <metal_stdlib>
 constant metal::float2x2 columns = {{0, 1}, {1, 0}};
+template <typename...> using none = void;
 template <typename T, typename = void> struct has_x : metal::false_type {};
-template <typename T> struct has_x<T, metal::void_t<decltype(T::x)>> : metal::true_type {};
+template <typename T> struct has_x<T, none<decltype(T::x)>> : metal::true_type {};
 struct Point { float x; };
 kernel void sums(device float* x [[buffer(0)]], metal::uint3 at [[thread_position_in_grid]]) {
   threadgroup __attribute__((aligned(16))) float a[8];

@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..text.kernels import UNSIMULATED, Found, Kernel, Parameter, is_image
+from ..text.kernels import Found, Kernel, Parameter
 from ..text.storage import threadgroup_storage
 from ..text.tokens import ADDRESS_SPACES, ASSEMBLY, Stream, air_name, split_top_level
+from ..text.unsimulated import UNSIMULATED, is_image
 from .constants import constant_index
 
 Constants = Mapping[int, bool | int | float]

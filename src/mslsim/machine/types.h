@@ -32,8 +32,6 @@ struct enable_if<true, T> {
 };
 template <bool B, typename T = void>
 using enable_if_t = typename enable_if<B, T>::type;
-template <typename...>
-using void_t = void;
 
 template <typename T, T V>
 struct integral_constant {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .tokens import ADDRESS_SPACES, Stream, SyntaxProblem, Token, split_top_level
+from .unsimulated import NOT_SIMULATED, TEXTURE, unsimulated_feature
 
 # Attribute -> C++ expression of its x, y, z; `g` is the Group, `t` the Thread.
 _POSITIONS = {
@@ -35,29 +36,11 @@ _POSITIONS = {
     "grid_origin": ("0", "0", "0"),
     "grid_size": tuple(f"g->grid_threads[{i}]" for i in range(3)),
 }
-_TEXTURE = re.compile(r"(?:texture|depth)(?:1d|2d|3d|cube|_buffer)(?:_array|_ms)?$")
 # Textures and samplers take the places of buffers, from the last one down.
 _LAST_BUFFER = 30
 _OTHER_STAGES = frozenset({"vertex", "fragment"})
 # Those that only an attribute names.
 _ATTRIBUTED_STAGES = frozenset({"mesh", "object", "intersection"})
-# What a parameter may be of, or a source speak of, that no simulator of kernels has.
-_FEATURES = {
-    "acceleration_structure": "ray tracing",
-    "primitive_acceleration_structure": "ray tracing",
-    "instance_acceleration_structure": "ray tracing",
-    "intersection_function_table": "ray tracing",
-    "visible_function_table": "tables of functions",
-    "imageblock": "imageblocks",
-    "stage_in": "stage_in",
-    "texture2d_ms_array": "arrays of multisampled textures",
-    "depth2d_ms_array": "arrays of multisampled textures",
-}
-NOT_SIMULATED = "mslsim does not simulate"
-UNSIMULATED = frozenset({
-    *_FEATURES, "raytracing", "mesh_grid_properties", "object_data", "topology",
-    "imageblock_layout_implicit", "render_command", "compute_command",
-})  # fmt: skip
 _QUALIFIERS = ADDRESS_SPACES | {"const", "volatile", "restrict", "__restrict", "coherent"}
 _SPACES = ADDRESS_SPACES - {"constant"}
 _NUMBERS = frozenset({"unsigned", "signed", "int", "long", "short", "char"})
@@ -100,11 +83,7 @@ class Kernel:
     def refusal(self) -> str:
         """Why it cannot run here, by its parameters; empty if it can."""
         for p in self.parameters:
-            words = set(re.findall(r"\w+", f"{p.declared} {p.attribute}"))
-            features = {feature for word, feature in _FEATURES.items() if word in words}
-            if "array" in words and any(map(is_image, words)):
-                features.add("parameters that are arrays of textures")
-            for feature in sorted(features):
+            if feature := unsimulated_feature(f"{p.declared} {p.attribute}"):
                 return f"{NOT_SIMULATED} {feature}, which '{p.name}' is"
         return ""
 
@@ -142,11 +121,6 @@ class Found:
     overloads: dict[str, list[Definition]] = field(default_factory=dict)
     # Explicit instantiations and functions of other stages, as token ranges to leave out.
     left_out: list[tuple[int, int]] = field(default_factory=list)
-
-
-def is_image(word: str) -> bool:
-    """Whether it is the type of a texture, or of a sampler."""
-    return word == "sampler" or _TEXTURE.match(word) is not None
 
 
 def find_kernels(s: Stream) -> Found:
@@ -398,7 +372,7 @@ def _parameter(s: Stream, part: list[int]) -> Parameter:
     index = _INDEX.search(attributes)
     if index:
         return Parameter(name, index[1], index[2].strip(), attribute, (), *place)
-    if any(_TEXTURE.match(s[k]) for k in words):
+    if any(TEXTURE.match(s[k]) for k in words):
         return Parameter(name, "texture", "", attribute, (), *place)
     if "sampler" in (s[k] for k in words):
         return Parameter(name, "sampler", "", attribute, (), *place)
