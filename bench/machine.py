@@ -3,8 +3,10 @@
 
 import os
 import platform
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
 import torch
 
@@ -15,7 +17,7 @@ from metalcore._measure import processor
 
 @dataclass(frozen=True)
 class Machine:
-    """`load` is how many processes wanted to run in the minute before the first measurement."""
+    """`load` is how many cores others kept busy before the first measurement."""
 
     processor: str
     cores: int
@@ -51,8 +53,27 @@ def this_machine(device: str) -> Machine:
         torch=torch.__version__,
         metalcore=own_version(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        load=round(os.getloadavg()[0], 2),
+        load=round(_load(), 2),
     )
+
+
+def _load() -> float:
+    """Cores that are busy while this process waits for a second. Where the system counts no ticks,
+    what wanted to run in the last minute, this process too."""
+    try:
+        before = _ticks()
+        time.sleep(1)
+        waited, idle = (b - a for a, b in zip(before, _ticks(), strict=True))
+    except OSError:
+        return os.getloadavg()[0]
+    return (os.cpu_count() or 1) * (1 - idle / waited)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all cores since the start: in all, and idle ones."""
+    line = Path("/proc/stat").read_text().partition("\n")[0]
+    ticks = [int(word) for word in line.split()[1:9]]
+    return sum(ticks), ticks[3]
 
 
 def counted(number: int, noun: str) -> str:
