@@ -127,17 +127,19 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
     assert torch.equal(y[rows][:, columns], clean[rows][:, columns])
 
 
-def test_rows_do_not_depend_on_their_number_or_threads() -> None:
-    blocks, x = blocks_of("q4_K", 50, 512), torch.randn(23, 512)
-    y = metalcore.matmul_ggml(x, blocks, "q4_K", activation="int16")
+@pytest.mark.parametrize("activation", ["int8", "int16"])
+@pytest.mark.parametrize("name", ["q4_0", "q4_K", "q6_K", "q8_0"])
+def test_rows_do_not_depend_on_their_number_or_threads(name: str, activation: str) -> None:
+    blocks, x = blocks_of(name, 50, 512), torch.randn(23, 512)
+    y = metalcore.matmul_ggml(x, blocks, name, activation=activation)
     for m in range(23):
-        one = metalcore.matmul_ggml(x[m], blocks, "q4_K", activation="int16")
+        one = metalcore.matmul_ggml(x[m], blocks, name, activation=activation)
         assert torch.equal(one, y[m])
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(metalcore.matmul_ggml(x, blocks, "q4_K", activation="int16"), y)
+            assert torch.equal(metalcore.matmul_ggml(x, blocks, name, activation=activation), y)
     finally:
         torch.set_num_threads(before)
 

@@ -33,7 +33,8 @@ struct Activations {
   }
 
   int64_t part_bytes() const { return are_words ? (count == 3 ? 128 : 64) : 32 * count; }
-  int64_t row_bytes() const { return parts * part_bytes(); }
+  // With a line between rows: those of a few thousand bytes would share the places of a cache.
+  int64_t row_bytes() const { return parts * part_bytes() + 64; }
   uint8_t* at(int64_t m) const { return values.get() + m * row_bytes(); }
 };
 

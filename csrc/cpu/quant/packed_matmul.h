@@ -36,8 +36,9 @@ inline const char* variant_of(int count, bool are_words, bool has_tiles) {
 
 inline int64_t tile_count(int64_t N) { return (N + kRows - 1) / kRows; }
 
-// Rows of x that are multiplied with a tile before the next one: what of them stays in the cache.
-constexpr int64_t kRowsAtOnce = 256;
+// Rows of x that are multiplied with a tile before the next one: what of them stays in the cache,
+// and more where each tile is made for them.
+constexpr int64_t kRowsAtOnce = 64, kRowsOfMade = 256;
 
 // y [M, N] from x [M, K] and tiles of `blocks` blocks. pack(tile, to) makes one where there are
 // none.
@@ -51,7 +52,7 @@ void multiply_packed(const Format& f, const T* x, int64_t M, int64_t K, int64_t 
   });
   parallel_for(0, tile_count(N), grain_rows(kRows * K), [&](int64_t begin, int64_t end) {
     std::unique_ptr<uint8_t[]> packed(tiles ? nullptr : new uint8_t[size]);
-    const int64_t most = std::min(M, kRowsAtOnce);
+    const int64_t most = std::min(M, tiles ? kRowsAtOnce : kRowsOfMade);
     std::unique_ptr<float[]> sums(new float[most * kRows]);
     for (int64_t first = 0; first < M; first += most) {
       const int64_t rows = std::min(most, M - first);
