@@ -3,8 +3,9 @@
 // cache [layers, 2, rows, heads, slots, size], and sees the keys from starts[m] on. A cache of 8
 // bits has scales [layers, 2, rows, heads, slots].
 //
-// Threads share each stage's tasks and wait for its end before the next. Whoever comes late finds
-// the tasks taken; no number of threads is needed.
+// Threads share each stage's tasks and wait for its end before the next. Each has a run of tasks,
+// so that it goes on in memory where it was, and then takes those of others: whoever comes late
+// finds its tasks taken, and no number of threads is needed.
 #pragma once
 
 #include <atomic>
@@ -77,14 +78,13 @@ class Step {
       }
       return;
     }
-    std::vector<Counter> counters(tape_.stages.size());
-    parallel_for(0, threads_, 1, [&](int64_t, int64_t) { take_part(counters); });
+    std::vector<Counter> done(tape_.stages.size()), next(done.size() * threads_);
+    parallel_for(0, threads_, 1, [&](int64_t own, int64_t) { take_part(own, next, done); });
   }
 
  private:
   struct alignas(64) Counter {
-    std::atomic<int64_t> next = 0;
-    alignas(64) std::atomic<int64_t> done = 0;
+    std::atomic<int64_t> tasks = 0;
   };
 
   struct Attend {
@@ -188,7 +188,7 @@ class Step {
       return int64_t(attend_[attends_[stage.first]].parts->tasks.size());
     }
     if (stage.kind != Kind::kLinear) return M_;
-    constexpr int64_t kTasksEach = 8;
+    constexpr int64_t kTasksEach = 4;
     return threads_ == 1 ? 1 : std::min(units_of(stage), kTasksEach * threads_);
   }
 
@@ -308,18 +308,23 @@ class Step {
     for (int64_t g = m * each; g < (m + 1) * each; ++g) a.parts->merge(fit, g);
   }
 
-  void take_part(std::vector<Counter>& counters) {
+  // `next` counts what was taken of each run of a stage, `done` what of a stage is complete.
+  void take_part(int64_t own, std::vector<Counter>& next, std::vector<Counter>& done) {
     for (size_t s = 0; s < tape_.stages.size(); ++s) {
       const Stage& stage = tape_.stages[s];
-      Counter& counter = counters[s];
       const int64_t tasks = tasks_of(stage);
-      for (int64_t t; (t = counter.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-        task(stage, t, tasks);
-        counter.done.fetch_add(1, std::memory_order_release);
+      for (int64_t i = 0; i < threads_; ++i) {
+        const int64_t run = (own + i) % threads_;
+        const int64_t first = tasks * run / threads_, end = tasks * (run + 1) / threads_;
+        auto& taken = next[s * threads_ + run].tasks;
+        for (int64_t t; (t = first + taken.fetch_add(1, std::memory_order_relaxed)) < end;) {
+          task(stage, t, tasks);
+          done[s].tasks.fetch_add(1, std::memory_order_release);
+        }
       }
       // the results of others are complete where their count is
       constexpr int kPatience = 4096;
-      for (int spins = 0; counter.done.load(std::memory_order_acquire) < tasks; ++spins) {
+      for (int spins = 0; done[s].tasks.load(std::memory_order_acquire) < tasks; ++spins) {
         spins < kPatience ? rest() : std::this_thread::yield();
       }
     }
