@@ -264,7 +264,7 @@ def run(checkouts: Path | None, keep: bool = False) -> int:
             return 2
         FILE.parent.mkdir(exist_ok=True)
         lines = ",\n".join(f"  {json.dumps(_rounded(asdict(side)))}" for side in sides)
-        about = json.dumps({name: _version(name) for name in ("metalcore", "mlx-cpu", "torch")})
+        about = json.dumps({name: _version(name) for name in ("metalcore-torch", "mlx", "torch")})
         FILE.write_text(f'{{\n"versions": {about},\n"sides": [\n{lines}\n]\n}}\n')
         PAGE.write_text(page())
         for file in (FILE, PAGE):
@@ -331,6 +331,8 @@ def page() -> str:
 
 **Nothing here was measured on a GPU.** It is what [mslsim](simulator.md) counts, and what its model
 estimates: the same simulator, costs and shapes for our kernels and for those of MLX and torch.
+Theirs come from the headers of their wheels. What no wheel has (norms and rope
+of MLX, all of torch) comes from their repositories, as of about that release.
 
 - **slots/value**: issue slots for each value of the input. They matter where issue decides.
 - **bytes/value**: moved between memory and the GPU; what a threadgroup reads again is counted.
