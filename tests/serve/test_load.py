@@ -70,7 +70,9 @@ class Load:
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <async_gen:pytest.PytestUnraisableExceptionWarning"
 )
-def test_eight_clients_some_of_whom_leave(server: tuple[Service, str]) -> None:
+def test_eight_clients_some_of_whom_leave(
+    server: tuple[Service, str], caplog: pytest.LogCaptureFixture
+) -> None:
     service, address = server
     load = Load(address, "tiny", 3)
     asyncio.run(load.run())
@@ -81,6 +83,7 @@ def test_eight_clients_some_of_whom_leave(server: tuple[Service, str]) -> None:
     rows: Any = service.engine._rows
     assert isinstance(rows, decode_rows.Rows)  # by the model's tape
     assert rows.active == ()
+    assert not caplog.records
 
 
 @pytest.fixture
@@ -89,6 +92,9 @@ def running(model: Path) -> Iterator[tuple[str, int]]:
     with process(model, port) as made:
         first_line(made)
         yield f"http://127.0.0.1:{port}", made.pid
+        made.kill()
+        assert made.stderr is not None
+        assert made.stderr.read().split() == ["Ctrl-C", "ends", "it"]
 
 
 def memory(pid: int) -> int:

@@ -8,6 +8,7 @@
 
 #include <array>
 
+#include "features.h"
 #include "product.h"
 
 #if defined(__AVX512F__)
@@ -16,7 +17,7 @@
 namespace metalcore::product {
 
 inline bool has_dots() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
+  static const bool has = cpu::has_bfloat16_dots();
   return has;
 }
 

@@ -8,6 +8,8 @@
 
 #include "tile_product.h"
 
+#include "../common/features.h"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -27,7 +29,7 @@ namespace metalcore::cpu::quant {
 
 bool takes_bytes([[maybe_unused]] int count) {
 #if defined(__AVX512F__)
-  static const bool has = __builtin_cpu_supports("avx512vnni");
+  static const bool has = has_byte_dots();
   return has;
 #elif defined(MC_BYTE_DOTS)
   return count <= MC_MOST_BYTES;

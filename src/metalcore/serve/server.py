@@ -2,6 +2,7 @@
 """From a file to a listening server."""
 
 import copy
+import logging
 import signal
 import socket
 import threading
@@ -137,6 +138,7 @@ def ends_of(model: Any) -> list[int]:
 
 def server(service: Service, *, verbose: bool = False) -> "_Server":
     """A server of uvicorn for a service."""
+    logging.getLogger("asyncio").addFilter(_is_news)
     config = uvicorn.Config(
         application(service),
         log_level="info" if verbose else "warning",
@@ -146,6 +148,12 @@ def server(service: Service, *, verbose: bool = False) -> "_Server":
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     return _Server(config, service.engine)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A client that leaves while it is written to is none: thousands fill a pipe that nobody reads,
+    and then the server waits."""
+    return record.msg != "socket.send() raised exception."
 
 
 class _Server(uvicorn.Server):
