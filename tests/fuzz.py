@@ -120,7 +120,8 @@ class Kind(NamedTuple):
             y = y.abs()
         if len(shape) >= 2 and shape[-1] == shape[-2]:
             y = y @ y.mT / max(1, shape[-1]) + torch.eye(shape[-1])
-        return (y * scale).to(x.dtype)
+        # without -0: whether its sign counts, as in qr, is not said
+        return (y * scale).to(x.dtype) + 0
 
 
 def _sizes(pick: Pick, kinds: Sequence[Kind]) -> dict[int, int]:
