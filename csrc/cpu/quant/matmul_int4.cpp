@@ -85,7 +85,7 @@ template <int bits>
 void pack_into(const Weight<bits>& w, const GroupTile<bits>& f, int64_t tile, uint8_t* to) {
   const int64_t first = tile * kRows, rows = std::min(kRows, w.N - first);
   const int64_t size = block_tile_bytes(f), width = f.scale_bytes();
-  if (rows < kRows) std::memset(to, 0, size_t(w.groups * size));
+  if (rows < kRows) std::fill_n(to, w.groups * size, uint8_t(0));
   const auto scale = static_cast<const uint8_t*>(w.scale.const_data_ptr());
   const auto bias = w.bias ? static_cast<const uint8_t*>(w.bias->const_data_ptr()) : nullptr;
   for (int64_t g = 0; g < w.groups; ++g, to += size) {

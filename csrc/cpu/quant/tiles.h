@@ -222,7 +222,7 @@ template <int64_t type>
 void pack_tile(const uint8_t* from, int64_t rows, int64_t blocks, uint8_t* to) {
   const GgmlTile<type> f;
   const int64_t size = block_tile_bytes(f);
-  if (rows < kRows) std::memset(to, 0, size_t(blocks * size));
+  if (rows < kRows) std::fill_n(to, blocks * size, uint8_t(0));
   for (int64_t b = 0; b < blocks; ++b, to += size) {
     for (int64_t r = 0; r < rows; ++r) {
       const uint8_t* block = from + (r * blocks + b) * block_bytes(type);
