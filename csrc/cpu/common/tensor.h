@@ -35,10 +35,11 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 #if defined(__SANITIZE_THREAD__)
-// The sanitizer does not see how torch's threads wait for each other.
+// The sanitizer does not see how torch's threads wait for each other, nor may they read where the
+// marks are before they have waited.
 template <typename Body>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
-  char started, ended;
+  static char started, ended;
   __tsan_release(&started);
   torch::stable::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
     __tsan_acquire(&started);
