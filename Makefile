@@ -56,7 +56,8 @@ asan: build  ## memory and undefined behaviour of the kernels: make asan TESTS=t
 	$(call SANITIZED,address$(,)undefined,libasan.so,ASAN_OPTIONS=detect_leaks=0)
 
 tsan: build  ## races of the kernels' threads
-	$(call SANITIZED,thread,libtsan.so,OMP_NUM_THREADS=4 TSAN_OPTIONS=ignore_noninstrumented_modules=1)
+	$(call SANITIZED,thread,libtsan.so,OMP_NUM_THREADS=4 \
+	  TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(abspath tests/tsan.txt))
 
 story:  ## every file of an op: make story OP=rms_norm
 	@git ls-files '*$(OP)*'

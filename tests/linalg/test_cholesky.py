@@ -95,8 +95,7 @@ def test_pivots_that_are_no_positive_numbers(backend: Backend) -> None:
         A = _positive(backend, 3, 6)
         A[1, 3, 3] = value
         _, info = metalcore.cholesky(A, check=False)
-        _, expected = torch.linalg.cholesky_ex(A.cpu())
-        assert info.tolist() == expected.tolist()
+        assert info.tolist() == [0, 4, 0]
     A[1, 3, 3] = float("inf")
     L, _ = metalcore.cholesky(A, check=False)
     assert not L[1].isfinite().all()

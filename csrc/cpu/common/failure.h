@@ -4,7 +4,7 @@
 // another.
 #pragma once
 
-#include <exception>
+#include <stdexcept>
 #include <string>
 
 #if defined(__linux__) && defined(_LIBCPP_VERSION)
@@ -14,17 +14,20 @@
 namespace metalcore::cpu {
 
 #if defined(MC_OTHER_RUNTIME)
-// Throws std::runtime_error of libstdc++. No frame between here and torch may have anything to
-// clean up: its clean-up would be that of the other library.
-[[noreturn]] void throw_to_torch(const char* what);
+// Throws std::runtime_error of libstdc++, or std::out_of_range. No frame between here and torch may
+// have anything to clean up: its clean-up would be that of the other library.
+[[noreturn]] void throw_to_torch(const char* what, bool is_index);
 
-// What body() throws, or null.
+// What body() throws, or null, and whether it is an index out of range.
 template <typename Body>
-__attribute__((noinline)) const char* failure_of(Body body) {
+__attribute__((noinline)) const char* failure_of(Body body, bool& is_index) {
   static thread_local std::string what;
   try {
     body();
     return nullptr;
+  } catch (const std::out_of_range& error) {
+    is_index = true;
+    what = error.what();
   } catch (const std::exception& error) {
     what = error.what();
   }
@@ -35,7 +38,8 @@ __attribute__((noinline)) const char* failure_of(Body body) {
 template <typename Body>
 void fail_as_torch(Body body) {
 #if defined(MC_OTHER_RUNTIME)
-  if (const char* what = failure_of(body)) throw_to_torch(what);
+  bool is_index = false;
+  if (const char* what = failure_of(body, is_index)) throw_to_torch(what, is_index);
 #else
   body();
 #endif

@@ -85,7 +85,7 @@ Tensor index_select(const Tensor& x_in, const Tensor& index_in) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t k = r % count;
       if (k + 8 < count) __builtin_prefetch(from + (r / count * size + at[k + 8]) * bytes);
-      std::memcpy(to + r * bytes, from + (r / count * size + at[k]) * bytes, bytes);
+      std::copy_n(from + (r / count * size + at[k]) * bytes, bytes, to + r * bytes);
     }
   });
   metalcore_variant = "rows";
