@@ -27,6 +27,8 @@ from metalcore.serve.requests import Asked, BadRequest, Limits, parse_chat, pars
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 # The longest context that there is, in characters, with room to spare.
 _MOST_BYTES = 8 * 2**20
+# What is more than that is read, and not kept: who still sends does not read that it is too much.
+_MOST_READ = 4 * _MOST_BYTES
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -202,11 +204,15 @@ async def _json(request: Request) -> Any:
     if kind != "application/json":
         # a form that a page in a browser may send unasked is none
         raise BadRequest(f"Content-Type must be application/json, got {kind!r}", status=415)
-    body = bytearray()
+    body, size = bytearray(), 0
     async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise BadRequest(f"the body may have {_MOST_BYTES} bytes", status=413)
+        size += len(part)
+        if size <= _MOST_BYTES:
+            body += part
+        elif size > _MOST_READ:
+            break
+    if size > _MOST_BYTES:
+        raise BadRequest(f"the body may have {_MOST_BYTES} bytes", status=413)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
