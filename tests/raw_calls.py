@@ -118,8 +118,7 @@ def flaw(op: Op, what: str, args: list[Any], reduces_over: int) -> str | None:
             a, b, c = (x.clamp(-most, most) for x in (a, b, c))
         # bytes are made of the dtype that was given
         off = error(a, c if a.is_floating_point() else b)
-        # where all but rounding cancels, the meaning in this dtype is as far off
-        if off <= max(allowed, 4 * error(b, c)) or error(a, b) <= allowed or _is_finest(a, c):
+        if off <= allowed or error(a, b) <= allowed or _is_finest(a, c):
             continue
         if not off <= allowed * _sensitivity(op, args, i):
             return f"values that are {off:.1e} off"
